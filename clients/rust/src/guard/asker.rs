@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Node, Nodes, NotAsked, Teller};
@@ -73,6 +73,11 @@ impl Asker {
         &self.shared.nodes
     }
 
+    /// By the clock that decides when what it knows is over.
+    pub fn now(&self) -> Duration {
+        self.shared.time.now()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         locked(&self.shared.state)
     }
@@ -123,8 +128,8 @@ impl Asker {
         let _ = timeout(self.redis.patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
-    /// Sends commands and gives answers.
-    fn carry_out(&self, step: Step) {
+    /// Gives answers and sends commands; the task ends when these have their replies.
+    fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
@@ -142,15 +147,15 @@ impl Asker {
         drop(state);
         let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
         let mut sent: Vec<_> = commands.into_iter().map(send).collect();
-        let Ok(runtime) = Handle::try_current() else { return };
-        if sent.len() == 1 {
-            sent.pop().map(|sent| runtime.spawn(sent));
-        } else if !sent.is_empty() {
+        let runtime = Handle::try_current().ok()?;
+        match sent.len() {
+            0 => None,
+            1 => sent.pop().map(|sent| runtime.spawn(sent)),
             // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
-            runtime.spawn(poll_fn(move |context| {
+            _ => Some(runtime.spawn(poll_fn(move |context| {
                 sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
                 if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-            }));
+            }))),
         }
     }
 
@@ -252,10 +257,10 @@ impl Held {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Gives back what the request took, once, in the background.
-    pub fn give_back(&self) {
+    /// Gives back what the request took, once, by a task that ends when that is done.
+    pub fn give_back(&self) -> Option<JoinHandle<()>> {
         let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
-        self.asker.carry_out(step);
+        self.asker.carry_out(step)
     }
 
     /// Corrects what was taken of the shares at these places. The last cost counts.
