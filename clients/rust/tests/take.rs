@@ -173,6 +173,39 @@ async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_
 }
 
 #[tokio::test]
+async fn whatever_the_protocol_the_log_says_what_a_person_can_do() {
+    let (bare, full, closed, mut limited) =
+        (Server::without_module(), Server::start(), Server::start(), Server::start());
+    let _: () = closed.call("CONFIG SET requirepass secret");
+    let mut only = full.connect();
+    let _: () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query(&mut only).expect("its reply");
+    let _: () = limited.call("ACL SETUSER app on >secret ~* +@connection");
+    limited.log_in("app", "secret");
+    for protocol in ["resp2", "resp3"] {
+        for (server, algorithm, help) in [
+            (&full, Algorithm::Log, "the server has too many connections: raise maxclients"),
+            (&closed, Algorithm::Log, "the server asks for a password: name one"),
+            (&limited, Algorithm::Log, "the user lacks a right that the reply names: add it by ACL SETUSER"),
+            (&bare, Algorithm::Log, "the server has not loaded the redis-rl module: load it"),
+            (
+                &bare,
+                Algorithm::Bucket,
+                "the server has not loaded the redis-rl module, or one older than this",
+            ),
+        ] {
+            let warnings = Warnings::default();
+            let _subscribed = tracing::subscriber::set_default(warnings.clone());
+            let policy = policy("requests", "5/1h").algorithm(algorithm);
+            let guard = Guard::new(server.client(protocol), policy).expect("a policy").timeout(PATIENCE);
+            guard.take("a", 1).await.expect("it passes");
+            let warnings = warnings.0.lock().expect("no panic").clone();
+            let begins = format!("Redis is away: {help}");
+            assert!(warnings.len() == 1 && warnings[0].starts_with(&begins), "{protocol}: {warnings:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_redis_that_answers_an_error_is_away() {
     let server = Server::start();
     let _: () = server.call("SET requests:a text");

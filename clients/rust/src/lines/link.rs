@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -232,7 +232,16 @@ impl Link<MultiplexedConnection> {
     {
         Link::new(timeout, move || {
             let (client, config) = (client(), config.clone());
-            async move { client.await?.get_multiplexed_async_connection_with_config(&config).await }
+            async move {
+                let client = client.await?;
+                let made = client.get_multiplexed_async_connection_with_config(&config).await;
+                match made {
+                    Err(error) if !is_reply(&error) && error.is_connection_dropped() => {
+                        Err(last_words(client, &config).await.unwrap_or(error))
+                    }
+                    made => made,
+                }
+            }
         })
     }
 
@@ -249,6 +258,16 @@ impl Link<MultiplexedConnection> {
         })
         .await
     }
+}
+
+/// Why a server hangs up, as on a client too many: it says so in place of the first reply. redis-rs tells that if it
+/// awaits no second one.
+async fn last_words(client: Client, config: &AsyncConnectionConfig) -> Option<RedisError> {
+    let info = client.get_connection_info().clone();
+    let hello = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3).set_db(0);
+    let client = Client::open(info.set_redis_settings(hello.set_skip_set_lib_name())).ok()?;
+    let made = client.get_multiplexed_async_connection_with_config(config).await;
+    made.err().filter(|error| known(error).is_some())
 }
 
 fn given_up(error: &RedisError) -> RedisError {
