@@ -236,7 +236,11 @@ impl Link<MultiplexedConnection> {
                 let client = client.await?;
                 let made = client.get_multiplexed_async_connection_with_config(&config).await;
                 match made {
-                    Err(error) if !is_reply(&error) && error.is_connection_dropped() => {
+                    Err(error)
+                        if !is_reply(&error)
+                            && error.is_connection_dropped()
+                            && !error.is_connection_refusal() =>
+                    {
                         Err(last_words(client, &config).await.unwrap_or(error))
                     }
                     made => made,
