@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
-use super::away::{Node, Nodes, NotAsked, Teller};
+use super::away::{Announcer, Node, Nodes, NotAsked};
 use crate::commands::{Clock, Decision, Time, Verdict, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::lines::{ENDED, Redis, io_error, is_away};
@@ -55,12 +55,12 @@ impl fmt::Debug for Asker {
 
 impl Asker {
     /// Repeats refusals until they are so old.
-    pub fn new(redis: Redis, clock: Clock, remember: Duration, teller: Teller) -> Asker {
+    pub fn new(redis: Redis, clock: Clock, remember: Duration, announcer: Announcer) -> Asker {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
-        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(teller), watch::Sender::new(0));
+        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
         let shared = Shared { time, state, nodes, tasks };
         Asker { redis, clock, shared: Arc::new(shared) }
     }
@@ -165,13 +165,15 @@ impl Asker {
         let node = self.redis.node(command.first_key()).await;
         let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
         self.may_ask(&node, command)?;
-        let words = command.cmd(self.clock.at());
-        let reply = self.redis.ask(command.first_key(), &words).await;
-        reply.inspect_err(|error| {
+        self.reply(command).await.inspect_err(|error| {
             if is_away(error) {
                 self.nodes().failed(&node, error);
             }
         })
+    }
+
+    async fn reply(&self, command: &Command) -> RedisResult<Value> {
+        self.redis.ask(command.first_key(), &command.cmd(self.clock.at())).await
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
@@ -208,11 +210,7 @@ impl Asker {
                 }
                 true
             }
-            Ok(_) => {
-                let words = command.cmd(self.clock.at());
-                let reply = self.redis.ask(command.first_key(), &words).await;
-                reply.as_ref().err().is_none_or(|error| !is_away(error))
-            }
+            Ok(_) => self.reply(&command).await.err().is_none_or(|error| !is_away(&error)),
         }
     }
 

@@ -11,7 +11,7 @@ use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
 use super::asker::{Asker, Held};
-use super::away;
+use super::away::Announcer;
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
@@ -135,7 +135,7 @@ impl Guard {
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, away::Teller::default());
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
         Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
@@ -173,7 +173,7 @@ impl Guard {
     /// With another memory nothing is known yet.
     fn anew(self, redis: Redis) -> Guard {
         let Settings { clock, remember, .. } = &*self.settings;
-        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().teller());
+        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().announcer());
         Guard { asker, ..self }.with_local()
     }
 
@@ -182,7 +182,7 @@ impl Guard {
         let Settings { clock, remember, fail, .. } = &*self.settings;
         let local = (*fail == Some(Fail::Local)).then(|| {
             let memory = MemoryLimiter::new().into();
-            Asker::new(memory, clock.clone(), *remember, away::Teller::default())
+            Asker::new(memory, clock.clone(), *remember, Announcer::default())
         });
         Guard { local, ..self }
     }
@@ -238,14 +238,14 @@ impl Guard {
     /// If [`on_away`](Guard::on_away) says that already.
     pub fn fail(self, fail: Fail) -> Guard {
         let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
-        guard.asker.nodes().tell_by(|teller| teller.is_local |= fail == Fail::Local);
+        guard.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
         guard.with_local()
     }
 
     /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
     /// so too.
     pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
-        self.asker.nodes().tell_by(|teller| teller.on_local = Some(Arc::new(tell)));
+        self.asker.nodes().tell_by(|announcer| announcer.on_local = Some(Arc::new(tell)));
         self
     }
 

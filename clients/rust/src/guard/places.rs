@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use super::away::Teller;
+use super::away::Announcer;
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
@@ -54,7 +54,7 @@ impl fmt::Debug for Places {
 impl Places {
     /// Places that last for 30 seconds unless they are renewed. Whoever gets none is told so at once.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Teller::default());
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
         Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
     }
 
@@ -81,7 +81,7 @@ impl Places {
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Places {
         let redis = self.asker.redis().clone();
-        let asker = Asker::new(redis, Clock::new(now), Duration::ZERO, Teller::default());
+        let asker = Asker::new(redis, Clock::new(now), Duration::ZERO, Announcer::default());
         Places { asker, ..self }
     }
 
