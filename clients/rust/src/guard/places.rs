@@ -102,7 +102,9 @@ impl Places {
             let (held, answer) = self.asker.take(vec![share.clone()]).await;
             if !answer?.limited {
                 place.happens(Event::Taken, self.now());
-                return Ok(Some(self.keep(share, place, held)));
+                let ((end, ended), is_late) = (oneshot::channel(), Arc::<AtomicBool>::default());
+                let keeper = tokio::spawn(self.clone().keep((share, place, held), ended, is_late.clone()));
+                return Ok(Some(Hold { end, keeper, is_late }));
             }
             let left = self.timeout.saturating_sub(began.elapsed());
             if left.is_zero() {
@@ -122,12 +124,49 @@ impl Places {
         self.asker.now().as_millis() as u64
     }
 
-    fn keep(&self, share: Share, place: Place, held: Held) -> Hold {
-        let (end, ended) = oneshot::channel();
-        let is_late = Arc::new(AtomicBool::new(false));
-        let share = Share { rules: self.rules(MAX_LIMIT), ..share };
-        let kept = Kept { places: self.clone(), share, place, held: vec![held], is_late: is_late.clone() };
-        Hold { end, keeper: tokio::spawn(kept.until(ended)), is_late }
+    /// Renews a place until its block has ended, and gives it back.
+    async fn keep(
+        self,
+        (share, mut place, held): (Share, Place, Held),
+        mut ended: oneshot::Receiver<()>,
+        is_late: Arc<AtomicBool>,
+    ) {
+        // The requests by which it is held, the oldest first.
+        let mut held = vec![held];
+        let (mut renewal, mut has_ended): (Option<Renewal>, _) = (None, false);
+        while place.state() != State::Over {
+            let left = place.due().map(|due| due.saturating_sub(self.now()));
+            let event = tokio::select! {
+                biased;
+                (by, answer) = async { renewal.as_mut().expect("a renewal").await }, if renewal.is_some() => {
+                    renewal = None;
+                    let is_taken = answer.is_ok_and(|answer| !answer.limited);
+                    held.extend(is_taken.then_some(by));
+                    if is_taken { Event::Taken } else { Event::Failed }
+                }
+                _ = &mut ended, if !has_ended => {
+                    has_ended = true;
+                    Event::End
+                }
+                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
+            };
+            let mut sent = Vec::new();
+            for say in place.happens(event, self.now()) {
+                match say {
+                    Say::Take => {
+                        let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
+                        renewal = Some(Box::pin(self.asker.take(vec![share])));
+                    }
+                    Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
+                    Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
+                    Say::Late => self.on_late.iter().for_each(|tell| tell(&share.key)),
+                }
+            }
+            is_late.store(place.is_late(), Ordering::Relaxed);
+            for sent in sent.into_iter().filter(|_| place.state() == State::Over) {
+                let _ = sent.await;
+            }
+        }
     }
 }
 
@@ -151,60 +190,5 @@ impl Hold {
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.is_late.load(Ordering::Relaxed)
-    }
-}
-
-/// A place, and the one or two requests by which it is held.
-struct Kept {
-    places: Places,
-    /// What renews it, whatever the limit.
-    share: Share,
-    place: Place,
-    /// The oldest first.
-    held: Vec<Held>,
-    is_late: Arc<AtomicBool>,
-}
-
-impl Kept {
-    /// Renews the place until the block has ended, and gives it back.
-    async fn until(mut self, mut ended: oneshot::Receiver<()>) {
-        let (mut renewal, mut has_ended): (Option<Renewal>, _) = (None, false);
-        while self.place.state() != State::Over {
-            let left = self.place.due().map(|due| due.saturating_sub(self.places.now()));
-            let event = tokio::select! {
-                biased;
-                (held, answer) = async { renewal.as_mut().expect("a renewal").await }, if renewal.is_some() => {
-                    renewal = None;
-                    match answer {
-                        Ok(answer) if !answer.limited => {
-                            self.held.push(held);
-                            Event::Taken
-                        }
-                        Ok(_) => Event::Refused,
-                        Err(_) => Event::Failed,
-                    }
-                }
-                _ = &mut ended, if !has_ended => {
-                    has_ended = true;
-                    Event::End
-                }
-                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
-            };
-            let mut sent = Vec::new();
-            for say in self.place.happens(event, self.places.now()) {
-                match say {
-                    Say::Take => renewal = Some(Box::pin(self.places.asker.take(vec![self.share.clone()]))),
-                    Say::GiveBackOld => sent.extend(self.held.remove(0).give_back()),
-                    Say::GiveBackNew => sent.extend(self.held.pop().and_then(|held| held.give_back())),
-                    Say::Late => self.places.on_late.iter().for_each(|tell| tell(&self.share.key)),
-                }
-            }
-            self.is_late.store(self.place.is_late(), Ordering::Relaxed);
-            if self.place.state() == State::Over {
-                for sent in sent {
-                    let _ = sent.await;
-                }
-            }
-        }
     }
 }
