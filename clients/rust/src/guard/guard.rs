@@ -98,7 +98,8 @@ impl Settings {
     /// Warns of a mistake, however many requests meet it.
     fn tell_once(&self, mistake: &str) {
         let mut told = locked(&self.mistakes);
-        if told.len() < MISTAKES && told.insert(mistake.to_owned()) {
+        if told.len() < MISTAKES && !told.contains(mistake) {
+            told.insert(mistake.to_owned());
             tracing::warn!("{mistake}");
         }
     }
