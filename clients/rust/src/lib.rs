@@ -11,6 +11,7 @@
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
 )]
+#![cfg_attr(feature = "leases", doc = "- [`Places`] limits how many blocks of code are at work at once.")]
 #![cfg_attr(
     feature = "web",
     doc = "- [`web`] limits the clients of a web service, as middleware for tower and actix-web."
@@ -52,7 +53,7 @@ pub use commands::{
     cmd,
 };
 #[cfg(feature = "leases")]
-pub use guard::Leases;
+pub use guard::{Hold, Leases, Places};
 #[cfg(feature = "leases")]
 pub use lines::Redis;
 #[cfg(feature = "memory")]

@@ -240,7 +240,7 @@ impl Step {
     }
 
     fn take(&self) -> Take {
-        let mut take = self.cost.map_or_else(Take::default, Take::cost);
+        let mut take = Take::cost(self.cost.unwrap_or(1));
         if self.force {
             take = take.force();
         }
@@ -251,7 +251,7 @@ impl Step {
     }
 
     fn peek(&self) -> Take {
-        let peek = self.cost.map_or_else(Take::default, Take::cost);
+        let peek = Take::cost(self.cost.unwrap_or(1));
         self.at.map_or(peek, |at| peek.at(time(at)))
     }
 

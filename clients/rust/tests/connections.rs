@@ -39,7 +39,7 @@ fn a_client_and_a_connection_have_the_commands() {
     let server = Server::start();
     let mut client = server.client("resp2");
     let mut connection = server.connect();
-    assert_eq!(client.rl_log("a", HOURLY, Take::default().at(noon())), Ok(remaining(99)));
+    assert_eq!(client.rl_log("a", HOURLY, Take::cost(1).at(noon())), Ok(remaining(99)));
     assert_eq!(connection.rl_log("a", [HOURLY], Take::cost(2).at(noon())), Ok(remaining(97)));
     assert_eq!(connection.rl_log(b"a", vec![HOURLY], Take::cost(2).at(noon())), Ok(remaining(95)));
 }
@@ -71,7 +71,7 @@ fn a_part_of_a_millisecond_is_a_whole_one_in_a_window_and_none_in_a_time() {
     let verdict = connection.rl_log("a", quota, Take::cost(1).at(at)).expect("a verdict");
     assert_eq!(verdict.reset_after, Duration::from_millis(2));
     let verdict = connection.rl_log("b", HOURLY, Take::cost(1).at(at)).expect("a verdict");
-    assert_eq!(connection.rl_peek("b", HOURLY, Take::default().at(noon())), Ok(verdict));
+    assert_eq!(connection.rl_peek("b", HOURLY, Take::cost(1).at(noon())), Ok(verdict));
 }
 
 #[test]

@@ -4,14 +4,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, Request, Response};
 use axum::routing::get;
+use redis_rl_client::MemoryLimiter;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
 use tokio::time::timeout;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
+use tower_http::cors::{Any, CorsLayer};
 
-use crate::limits::{ask, ask_as, guard, policy};
+use crate::limits::{Warnings, ask, ask_as, guard, policy};
 use crate::server::{Server, wait_for};
 
 /// What `on_decision` is told.
@@ -60,11 +64,18 @@ async fn a_limit_of_several_routes_needs_a_name_and_then_they_share_it() {
         let routes = Router::new().route("/a", get("a")).route("/b", get("b"));
         routes.layer(limit.layer()).layer(guard.layer())
     };
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
     let unnamed = app(guard.limit("2/1h").expect("a text"));
     assert_eq!(ask(&unnamed, "/a").await.status, 200);
-    let answer = ask(&unnamed, "/b").await;
-    assert_eq!(answer.status, 500);
-    assert!(answer.body.contains("a limit stands on /a and on /b: give it a name"), "{answer:?}");
+    for _ in 0..2 {
+        let answer = ask(&unnamed, "/b").await;
+        assert_eq!(answer.status, 500);
+        assert!(answer.body.contains("a limit stands on /a and on /b: give it a name"), "{answer:?}");
+    }
+    let line = r#"give it a name, as guard.limit(Policy::new("a-name", "2/1h")?)"#;
+    let told = format!("requests are answered 500: a limit stands on /a and on /b: {line}");
+    assert_eq!(warnings.told(), [told]);
     let named = app(guard.limit(policy("both", "2/1h")).expect("a policy"));
     for (path, status) in [("/a", 200), ("/b", 200), ("/a", 429)] {
         assert_eq!(ask(&named, path).await.status, status, "{path}");
@@ -130,6 +141,39 @@ async fn a_503_asks_to_come_again_in_a_second_and_names_the_reason() {
     let refusal = guard.take("a", 1).await.unwrap_err();
     assert_eq!(refusal.fields()["retry-after"], "1");
     assert!(refusal.error().expect("a reason").is_connection_refusal(), "{:?}", refusal.error());
+}
+
+#[tokio::test]
+async fn behind_cors_a_refusal_has_its_fields_and_a_preflight_costs_nothing() {
+    let guard = Guard::new(MemoryLimiter::new(), "1/1h").expect("a policy");
+    let fields = ["ratelimit", "ratelimit-policy", "retry-after"].map(HeaderName::from_static);
+    let cors = CorsLayer::new().allow_origin(Any).expose_headers(fields);
+    let app = Router::new().route("/", get("hello")).layer(guard.layer()).layer(cors);
+    for (method, status) in [("OPTIONS", 200), ("OPTIONS", 200), ("GET", 200), ("OPTIONS", 200), ("GET", 429)]
+    {
+        let request = Request::builder().method(method).header("origin", "https://a.example");
+        let request = request.header("access-control-request-method", "GET").body(Body::empty());
+        let response = app.clone().oneshot(request.expect("a request")).await.expect("a response");
+        let field = |name| response.headers().get(name).map_or("", |value| value.to_str().expect("ASCII"));
+        assert_eq!((response.status().as_u16(), field("access-control-allow-origin")), (status, "*"));
+        if method == "GET" {
+            assert_eq!(field("access-control-expose-headers"), "ratelimit,ratelimit-policy,retry-after");
+            assert!(field("ratelimit").starts_with(r#""requests-1h";r=0"#), "{response:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_not_utf_8_is_limited_like_any_other() {
+    let by_account =
+        |head: &Parts| Some(String::from_utf8_lossy(head.headers.get("account")?.as_bytes()).into_owned());
+    let guard = Guard::new(MemoryLimiter::new(), policy("requests", "1/1h").key(by_account));
+    let app = Router::new().route("/", get("hello")).layer(guard.expect("a policy").layer());
+    for status in [200, 429] {
+        let request = Request::get("/").header("account", &b"caf\xe9"[..]).body(Body::empty());
+        let response = app.clone().oneshot(request.expect("a request")).await.expect("a response");
+        assert_eq!(response.status(), status);
+    }
 }
 
 #[tokio::test]

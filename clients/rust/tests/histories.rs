@@ -5,6 +5,7 @@
 use std::fmt::Write;
 use std::{env, fs};
 
+use redis_rl_client::keys::place::{Event as Happens, Place, Say, State as At};
 use redis_rl_client::lines::{Ask, Away, Line, Means, State};
 use serde_json::{Map, Value as Json, json};
 
@@ -120,6 +121,48 @@ fn away(random: &mut Random) -> Json {
         verdicts.push(verdict);
     }
     json!({"away": events, "verdicts": verdicts})
+}
+
+fn place(random: &mut Random) -> Json {
+    let (for_ms, at) = (random.any(&[1, 30, 120, 30_000]), random.any(&[0, 7]));
+    let (mut place, mut now) = (Place::new(for_ms, at), at);
+    let (mut events, mut says, mut states, mut dues) = (vec![], vec![], vec![], vec![]);
+    while events.len() < 12 {
+        let due = place.due().unwrap_or(now);
+        now = now.max(random.any(&[now, now + 1, now + for_ms / 5, due.saturating_sub(1), due, due]));
+        // Most of those that are on their way are answered, and most of those that are held are renewed.
+        let (name, event) = match (place.state(), random.below(16)) {
+            (At::Asked | At::Gone | At::Renewing | At::Ending, 0..=6) => ("taken", Happens::Taken),
+            (_, 0) => ("taken", Happens::Taken),
+            (At::Asked, 7) | (At::Renewing, 7..=8) | (_, 8) => ("refused", Happens::Refused),
+            (At::Renewing, 9..=11) | (_, 9) => ("failed", Happens::Failed),
+            (_, 12) => ("end", Happens::End),
+            _ => ("tick", Happens::Tick),
+        };
+        let said = place.happens(event, now).into_iter().map(|say| match say {
+            Say::Take => "take",
+            Say::GiveBackOld => "give back old",
+            Say::GiveBackNew => "give back new",
+            Say::Late => "late",
+        });
+        events.push(json!([name, now]));
+        says.push(said.collect::<Vec<_>>());
+        states.push(match place.state() {
+            At::Asked => "asked",
+            At::Gone => "gone",
+            At::Held => "held",
+            At::Renewing => "renewing",
+            At::Ending => "ending",
+            At::Over => "over",
+        });
+        dues.push(place.due());
+        // Once over it stays so.
+        if place.state() == At::Over && random.below(2) == 0 {
+            break;
+        }
+    }
+    let of = json!({"for_ms": for_ms, "at": at, "events": events});
+    json!({"place": of, "says": says, "states": states, "dues": dues})
 }
 
 /// Keys of a history, by its policies. Names but the last two are in slots of their own.
@@ -261,7 +304,8 @@ fn the_file_is_what_the_seeds_make() {
         |make: fn(&mut Random) -> Option<Json>| (1..).filter_map(move |seed| make(&mut Random::new(seed)));
     let lines = by(|random| Some(line(random))).take(100);
     let aways = by(|random| Some(away(random))).take(100);
-    for history in by(keys).take(300).chain(lines).chain(aways) {
+    let places = by(|random| Some(place(random))).take(160);
+    for history in by(keys).take(300).chain(lines).chain(aways).chain(places) {
         let separator = if made.len() == 1 { "\n" } else { ",\n" };
         write!(made, "{separator}{history}").expect("memory");
     }

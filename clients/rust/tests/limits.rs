@@ -1,6 +1,8 @@
 //! Policies, guards, and services of axum that they limit.
 
+use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -8,6 +10,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Request};
 use redis_rl_client::web::{Guard, Policies, Policy};
 use tower::ServiceExt;
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::server::Server;
 
@@ -56,4 +61,36 @@ pub async fn ask_as(app: &Router, method: &str, path: &str, account: &str) -> An
     let body = to_bytes(body, usize::MAX).await.expect("a body");
     let body = String::from_utf8(body.to_vec()).expect("UTF-8");
     Answer { status: head.status.as_u16(), headers: head.headers, body }
+}
+
+/// What this thread warns of.
+#[derive(Clone, Default)]
+pub struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    /// Those since the last time.
+    pub fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("redis_rl_client")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |_: &Field, value: &dyn Debug| {
+            self.0.lock().expect("no panic").push(format!("{value:?}"));
+        });
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
 }

@@ -13,6 +13,7 @@ mod layers;
 mod leases;
 mod limits;
 mod memory;
+mod places;
 mod policies;
 mod reconnecting;
 mod replies;

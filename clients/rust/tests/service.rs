@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::server::{Server, table};
+use crate::server::{Cluster, PATIENCE, Server, table};
 use axum::http::request::Parts;
 use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
 use redis_rl_client::{Algorithm, Invalid, MemoryLimiter, Redis};
@@ -246,6 +246,8 @@ impl Step {
     }
 }
 
+const FAILS: [Fail; 3] = [Fail::Open, Fail::Closed, Fail::Local];
+
 /// Asks as a step says.
 async fn check(service: &Service, step: &Step, limits: &Limits) {
     limits.at.store(step.at, Ordering::Relaxed);
@@ -257,7 +259,7 @@ async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Ser
     let table: Table = table("service");
     let mut server = Server::start();
     let mut services = Vec::new();
-    for fail in [Fail::Open, Fail::Closed] {
+    for fail in FAILS {
         let () = server.call("FLUSHALL");
         let limits = Limits::new(server.redis(), fail).expect("policies");
         let service = framework(limits.clone()).await;
@@ -273,22 +275,30 @@ async fn every_step_of_the_table_holds_in(framework: impl AsyncFn(Limits) -> Ser
     }
 }
 
-async fn every_step_holds_without_a_server_in(framework: impl AsyncFn(Limits) -> Service) {
-    let limits = Limits::new(MemoryLimiter::new(), Fail::Open).expect("policies");
-    let service = framework(limits.clone()).await;
-    for step in &table::<Table>("service").steps {
-        check(&service, step, &limits).await;
+async fn every_step_holds_elsewhere_in(framework: impl AsyncFn(Limits) -> Service) {
+    let cluster = Cluster::start();
+    for fail in FAILS {
+        for node in &cluster.nodes {
+            let () = node.call("FLUSHALL");
+        }
+        for redis in [MemoryLimiter::new().into(), cluster.redis().timeout(PATIENCE)] {
+            let limits = Limits::new(redis, fail).expect("policies");
+            let service = framework(limits.clone()).await;
+            for step in &table::<Table>("service").steps {
+                check(&service, step, &limits).await;
+            }
+        }
     }
 }
 
 #[tokio::test]
-async fn every_step_of_the_table_holds_in_axum_without_a_server() {
-    every_step_holds_without_a_server_in(in_axum::service).await;
+async fn every_step_of_the_table_holds_in_axum_without_a_server_and_on_a_cluster() {
+    every_step_holds_elsewhere_in(in_axum::service).await;
 }
 
 #[actix_web::test]
-async fn every_step_of_the_table_holds_in_actix_web_without_a_server() {
-    every_step_holds_without_a_server_in(in_actix::service).await;
+async fn every_step_of_the_table_holds_in_actix_web_without_a_server_and_on_a_cluster() {
+    every_step_holds_elsewhere_in(in_actix::service).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! What a guard takes, settles, gives back and tells, on a real server.
 
-use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,11 +9,8 @@ use axum::http::HeaderMap;
 use axum::routing::get;
 use redis_rl_client::web::{Fail, Guard, Policy, Reservation, client_address};
 use redis_rl_client::{Algorithm, MemoryLimiter, Quota, RlCommands, Take};
-use tracing::field::Field;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
-use crate::limits::{ask, guard, policy};
+use crate::limits::{Warnings, ask, guard, policy};
 use crate::server::{PATIENCE, Server};
 
 #[tokio::test]
@@ -89,37 +85,12 @@ async fn a_reservation_of_leased_units_is_settled_as_of_when_they_were_counted()
     assert_eq!((others.taken, back.taken, back.remaining), (Some(7), Some(-20), 993));
 }
 
-/// Warnings that Redis is away, on this thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("redis_rl_client")
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut |_: &Field, value: &dyn Debug| {
-            self.0.lock().expect("no panic").push(format!("{value:?}"));
-        });
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 #[tokio::test]
 async fn the_log_says_once_that_redis_is_away_and_once_that_it_is_back_however_many_requests_come() {
     let mut server = Server::start();
     let warnings = Warnings::default();
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
-    let told = || std::mem::take(&mut *warnings.0.lock().expect("no panic"));
+    let told = || warnings.told();
     for (fail, begins) in [(Fail::Open, ""), (Fail::Closed, ""), (Fail::Local, "limits are local: ")] {
         let guard = Guard::new(server.client("resp3"), "5/1h").expect("a policy").fail(fail);
         server.kill();
@@ -143,12 +114,13 @@ async fn the_first_request_without_an_address_is_told_of_and_what_to_do() {
     let warnings = Warnings::default();
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
     let guard = Guard::new(MemoryLimiter::new(), "2/1h").expect("a policy");
-    let (limit, (head, ())) = (guard.limit("5/1h").expect("a policy"), http::Request::new(()).into_parts());
+    let limit = guard.limit(policy("more", "5/1h")).expect("a policy");
+    let (head, ()) = http::Request::new(()).into_parts();
     for _ in 0..2 {
         guard.take(&head, 1).await.expect("it passes");
-        let _ = limit.take(&head, 1).await;
+        limit.take(&head, 1).await.expect("it passes");
     }
-    let warnings = warnings.0.lock().expect("no panic").clone();
+    let warnings = warnings.told();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("into_make_service_with_connect_info"), "{warnings:?}");
 }
@@ -165,11 +137,44 @@ async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_
     for passes in [true, true, true, true, true, false, false] {
         assert_eq!(guard.take("a", 1).await.is_ok(), passes);
     }
-    let warnings = warnings.0.lock().expect("no panic").clone();
+    let warnings = warnings.told();
     let [begins] = &warnings[..] else { panic!("{warnings:?}") };
     let expected = "limits are local: Redis is away: the server has not loaded the redis-rl module: load it";
     assert!(begins.starts_with(expected), "{begins}");
     assert_eq!(*told.lock().expect("no panic"), [true]);
+}
+
+#[tokio::test]
+async fn whatever_the_protocol_the_log_says_what_a_person_can_do() {
+    let (bare, full, closed, mut limited) =
+        (Server::without_module(), Server::start(), Server::start(), Server::start());
+    let _: () = closed.call("CONFIG SET requirepass secret");
+    let mut only = full.connect();
+    let _: () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query(&mut only).expect("its reply");
+    let _: () = limited.call("ACL SETUSER app on >secret ~* +@connection");
+    limited.log_in("app", "secret");
+    for protocol in ["resp2", "resp3"] {
+        for (server, algorithm, help) in [
+            (&full, Algorithm::Log, "the server has too many connections: raise maxclients"),
+            (&closed, Algorithm::Log, "the server asks for a password: name one"),
+            (&limited, Algorithm::Log, "the user lacks a right that the reply names: add it by ACL SETUSER"),
+            (&bare, Algorithm::Log, "the server has not loaded the redis-rl module: load it"),
+            (
+                &bare,
+                Algorithm::Bucket,
+                "the server has not loaded the redis-rl module, or one older than this",
+            ),
+        ] {
+            let warnings = Warnings::default();
+            let _subscribed = tracing::subscriber::set_default(warnings.clone());
+            let policy = policy("requests", "5/1h").algorithm(algorithm);
+            let guard = Guard::new(server.client(protocol), policy).expect("a policy").timeout(PATIENCE);
+            guard.take("a", 1).await.expect("it passes");
+            let warnings = warnings.told();
+            let begins = format!("Redis is away: {help}");
+            assert!(warnings.len() == 1 && warnings[0].starts_with(&begins), "{protocol}: {warnings:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -16,9 +16,9 @@ pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 #[cfg(feature = "leases")]
 pub(crate) use connection::explained;
-#[cfg(feature = "leases")]
-pub(crate) use quota::check;
 pub use quota::{Invalid, Quota, Quotas};
+#[cfg(feature = "leases")]
+pub(crate) use quota::{MAX_LIMIT, check};
 pub use reply::{Decision, Info, Verdict, WindowInfo};
 #[cfg(feature = "leases")]
 pub(crate) use request::MAX_COST;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
 
 /// The largest limit that the commands accept.
-const MAX_LIMIT: u64 = (1 << 53) - 1;
+pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
 /// The longest window that the commands accept: 3650 days.
 const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 

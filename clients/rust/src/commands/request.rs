@@ -113,13 +113,6 @@ impl Take {
     }
 }
 
-/// One unit.
-impl Default for Take {
-    fn default() -> Take {
-        Take::cost(1)
-    }
-}
-
 impl From<i64> for Take {
     fn from(cost: i64) -> Take {
         Take::cost(cost)

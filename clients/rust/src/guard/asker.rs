@@ -12,10 +12,10 @@ use std::time::Duration;
 use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
-use super::away::{Node, Nodes, NotAsked, Teller};
+use super::away::{Announcer, Node, Nodes, NotAsked};
 use crate::commands::{Clock, Decision, Time, Verdict, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::lines::{ENDED, Redis, io_error, is_away};
@@ -55,12 +55,12 @@ impl fmt::Debug for Asker {
 
 impl Asker {
     /// Repeats refusals until they are so old.
-    pub fn new(redis: Redis, clock: Clock, remember: Duration, teller: Teller) -> Asker {
+    pub fn new(redis: Redis, clock: Clock, remember: Duration, announcer: Announcer) -> Asker {
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
-        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(teller), watch::Sender::new(0));
+        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
         let shared = Shared { time, state, nodes, tasks };
         Asker { redis, clock, shared: Arc::new(shared) }
     }
@@ -71,6 +71,11 @@ impl Asker {
 
     pub fn nodes(&self) -> &Nodes {
         &self.shared.nodes
+    }
+
+    /// By the clock that decides when what it knows is over.
+    pub fn now(&self) -> Duration {
+        self.shared.time.now()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -123,8 +128,8 @@ impl Asker {
         let _ = timeout(self.redis.patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
-    /// Sends commands and gives answers.
-    fn carry_out(&self, step: Step) {
+    /// Gives answers and sends commands; the task ends when these have their replies.
+    fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
@@ -142,15 +147,15 @@ impl Asker {
         drop(state);
         let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
         let mut sent: Vec<_> = commands.into_iter().map(send).collect();
-        let Ok(runtime) = Handle::try_current() else { return };
-        if sent.len() == 1 {
-            sent.pop().map(|sent| runtime.spawn(sent));
-        } else if !sent.is_empty() {
+        let runtime = Handle::try_current().ok()?;
+        match sent.len() {
+            0 => None,
+            1 => sent.pop().map(|sent| runtime.spawn(sent)),
             // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
-            runtime.spawn(poll_fn(move |context| {
+            _ => Some(runtime.spawn(poll_fn(move |context| {
                 sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
                 if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-            }));
+            }))),
         }
     }
 
@@ -160,13 +165,15 @@ impl Asker {
         let node = self.redis.node(command.first_key()).await;
         let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
         self.may_ask(&node, command)?;
-        let words = command.cmd(self.clock.at());
-        let reply = self.redis.ask(command.first_key(), &words).await;
-        reply.inspect_err(|error| {
+        self.reply(command).await.inspect_err(|error| {
             if is_away(error) {
                 self.nodes().failed(&node, error);
             }
         })
+    }
+
+    async fn reply(&self, command: &Command) -> RedisResult<Value> {
+        self.redis.ask(command.first_key(), &command.cmd(self.clock.at())).await
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
@@ -203,11 +210,7 @@ impl Asker {
                 }
                 true
             }
-            Ok(_) => {
-                let words = command.cmd(self.clock.at());
-                let reply = self.redis.ask(command.first_key(), &words).await;
-                reply.as_ref().err().is_none_or(|error| !is_away(error))
-            }
+            Ok(_) => self.reply(&command).await.err().is_none_or(|error| !is_away(&error)),
         }
     }
 
@@ -252,10 +255,10 @@ impl Held {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Gives back what the request took, once, in the background.
-    pub fn give_back(&self) {
+    /// Gives back what the request took, once, by a task that ends when that is done.
+    pub fn give_back(&self) -> Option<JoinHandle<()>> {
         let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
-        self.asker.carry_out(step);
+        self.asker.carry_out(step)
     }
 
     /// Corrects what was taken of the shares at these places. The last cost counts.

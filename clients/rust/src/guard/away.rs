@@ -19,12 +19,12 @@ pub(crate) type OnLocal = dyn Fn(Option<&RedisError>) + Send + Sync;
 pub(crate) struct Nodes {
     started: Instant,
     away: Mutex<HashMap<Node, (Away, RedisError)>>,
-    teller: Mutex<Teller>,
+    announcer: Mutex<Announcer>,
 }
 
 /// What is said of a node that is away.
 #[derive(Clone, Default)]
-pub(crate) struct Teller {
+pub(crate) struct Announcer {
     /// Whether this process limits meanwhile.
     pub is_local: bool,
     pub on_local: Option<Arc<OnLocal>>,
@@ -37,17 +37,17 @@ pub(crate) struct NotAsked {
 }
 
 impl Nodes {
-    pub fn new(teller: Teller) -> Nodes {
-        Nodes { started: Instant::now(), away: Mutex::default(), teller: Mutex::new(teller) }
+    pub fn new(announcer: Announcer) -> Nodes {
+        Nodes { started: Instant::now(), away: Mutex::default(), announcer: Mutex::new(announcer) }
     }
 
-    pub fn teller(&self) -> Teller {
-        locked(&self.teller).clone()
+    pub fn announcer(&self) -> Announcer {
+        locked(&self.announcer).clone()
     }
 
     #[cfg(feature = "web")]
-    pub fn tell_by(&self, change: impl FnOnce(&mut Teller)) {
-        change(&mut locked(&self.teller));
+    pub fn tell_by(&self, change: impl FnOnce(&mut Announcer)) {
+        change(&mut locked(&self.announcer));
     }
 
     fn now(&self) -> u64 {
@@ -73,7 +73,7 @@ impl Nodes {
             away.failed(self.now())
         };
         if is_news {
-            self.teller().tell(node, Some(why));
+            self.announcer().tell(node, Some(why));
         }
     }
 
@@ -90,7 +90,7 @@ impl Nodes {
             (is_back, next)
         };
         if next.0 {
-            self.teller().tell(node, None);
+            self.announcer().tell(node, None);
         }
         next.1.map(|next| Duration::from_millis(next.saturating_sub(self.now())))
     }
@@ -99,12 +99,12 @@ impl Nodes {
     pub fn moved(&self, node: &Node) {
         let was_away = locked(&self.away).remove(node).is_some();
         if was_away {
-            self.teller().tell(node, None);
+            self.announcer().tell(node, None);
         }
     }
 }
 
-impl Teller {
+impl Announcer {
     /// Once when it begins, with the reason, and once when it ends.
     fn tell(&self, node: &Node, why: Option<&RedisError>) {
         #[cfg(feature = "web")]

@@ -1,9 +1,9 @@
 //! Decides about the requests of a web service.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use http::Response;
@@ -11,17 +11,21 @@ use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
 use super::asker::{Asker, Held};
-use super::away;
+use super::away::Announcer;
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
 use super::refusal::{Refusal, Refused};
 use super::reservation::{Client, Costs, Part, Requester, Reservation};
 use super::teller::Teller;
-use crate::commands::{Clock, Decision, Invalid, MAX_COST};
+use crate::commands::{Clock, Decision, Invalid, MAX_COST, Quotas};
 use crate::keys::{Answer, Share};
 use crate::lines::Redis;
+use crate::locked;
 use crate::memory::MemoryLimiter;
+
+/// Mistakes that are told, so that memory is bounded.
+const MISTAKES: usize = 100;
 
 /// Policies, and the Redis that counts by them: what is said once for a service. Clones share it.
 ///
@@ -54,8 +58,8 @@ struct Settings {
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
     teller: Teller,
-    /// Whether a request without an address was told of.
-    knows_unknown: Arc<AtomicBool>,
+    /// Mistakes that the log has told.
+    mistakes: Arc<Mutex<HashSet<String>>>,
 }
 
 /// What is decided by itself: by which policies for whom, and what is asked for.
@@ -90,6 +94,24 @@ impl FromStr for Fail {
     }
 }
 
+impl Settings {
+    /// Warns of a mistake, however many requests meet it.
+    fn tell_once(&self, mistake: &str) {
+        let mut told = locked(&self.mistakes);
+        if told.len() < MISTAKES && !told.contains(mistake) {
+            told.insert(mistake.to_owned());
+            tracing::warn!("{mistake}");
+        }
+    }
+}
+
+/// The line to write in place of a text that cannot be named by its route.
+fn to_name(policies: &[Policy]) -> String {
+    let unnamed = policies.iter().find(|policy| policy.name().is_empty());
+    let quotas = Quotas::from(unnamed.map_or_else(Vec::new, |policy| policy.quotas().to_vec()));
+    format!("give it a name, as guard.limit(Policy::new(\"a-name\", \"{quotas}\")?)")
+}
+
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Guard");
@@ -114,7 +136,7 @@ impl Guard {
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, away::Teller::default());
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
         Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
@@ -136,6 +158,14 @@ impl Guard {
         Ok(Guard { policies, stands: Arc::default(), ..self.clone() })
     }
 
+    /// The first of each kind that requests meet is told in the log.
+    fn told<T>(&self, result: Result<T, Refusal>) -> Result<T, Refusal> {
+        if let Some(mistake) = result.as_ref().err().and_then(Refusal::mistake) {
+            self.settings.tell_once(&format!("requests are answered 500: {mistake}"));
+        }
+        result
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Settings)) -> Guard {
         change(Arc::make_mut(&mut self.settings));
         self
@@ -144,7 +174,7 @@ impl Guard {
     /// With another memory nothing is known yet.
     fn anew(self, redis: Redis) -> Guard {
         let Settings { clock, remember, .. } = &*self.settings;
-        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().teller());
+        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().announcer());
         Guard { asker, ..self }.with_local()
     }
 
@@ -153,7 +183,7 @@ impl Guard {
         let Settings { clock, remember, fail, .. } = &*self.settings;
         let local = (*fail == Some(Fail::Local)).then(|| {
             let memory = MemoryLimiter::new().into();
-            Asker::new(memory, clock.clone(), *remember, away::Teller::default())
+            Asker::new(memory, clock.clone(), *remember, Announcer::default())
         });
         Guard { local, ..self }
     }
@@ -209,14 +239,14 @@ impl Guard {
     /// If [`on_away`](Guard::on_away) says that already.
     pub fn fail(self, fail: Fail) -> Guard {
         let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
-        guard.asker.nodes().tell_by(|teller| teller.is_local |= fail == Fail::Local);
+        guard.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
         guard.with_local()
     }
 
     /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
     /// so too.
     pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
-        self.asker.nodes().tell_by(|teller| teller.on_local = Some(Arc::new(tell)));
+        self.asker.nodes().tell_by(|announcer| announcer.on_local = Some(Arc::new(tell)));
         self
     }
 
@@ -294,7 +324,10 @@ impl Guard {
         request: impl Into<Requester<'_>>,
         costs: impl Into<Costs>,
     ) -> Result<Reservation, Refusal> {
-        let (request, costs) = (request.into(), costs.into());
+        self.told(self.take_by(request.into(), costs.into()).await)
+    }
+
+    async fn take_by(&self, request: Requester<'_>, costs: Costs) -> Result<Reservation, Refusal> {
         let (outer, head) = (request.reservation(), request.head());
         let policies = match (&self.policies.0, head) {
             (Source::Fixed(policies), _) => policies.clone(),
@@ -327,12 +360,16 @@ impl Guard {
         if policies.iter().all(|policy| !policy.name().is_empty()) {
             return Ok(policies);
         }
-        let unknown =
-            || Refusal::misused("this limit has no name, and its route is not known: give it a name");
+        let unknown = || {
+            Refusal::misused(&format!(
+                "this limit has no name, and its route is not known: {}",
+                to_name(&policies)
+            ))
+        };
         let (method, pattern) = head.and_then(route).ok_or_else(unknown)?;
         let stands = self.stands.get_or_init(|| pattern.clone());
         if *stands != pattern {
-            let why = format!("a limit stands on {stands} and on {pattern}: give it a name");
+            let why = format!("a limit stands on {stands} and on {pattern}: {}", to_name(&policies));
             return Err(Refusal::misused(&why));
         }
         let name = format!("{method} {pattern}");
@@ -371,13 +408,12 @@ impl Guard {
         if cost < 0 {
             return Err(Refusal::misused("the cost of a request is negative"));
         }
-        let Settings { prefix, knows_unknown, .. } = &*self.settings;
-        let is_unknown = matches!(client, Client::Address(address) if address == UNKNOWN);
-        if is_unknown && !knows_unknown.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
+        let prefix = &self.settings.prefix;
+        if matches!(client, Client::Address(address) if address == UNKNOWN) {
+            self.settings.tell_once(
                 "requests without a network address share one limit: serve axum by \
                  into_make_service_with_connect_info::<SocketAddr>(), add a SocketAddr to the request's extensions, \
-                 or give the guard a key"
+                 or give the guard a key",
             );
         }
         let name = policy.name();
@@ -460,10 +496,10 @@ impl Guard {
     ) -> Result<(), Refusal> {
         let (outer, used) = (request.into().reservation(), used.into());
         let policies = outer.policies();
-        used.check(&policies)?;
+        self.told(used.check(&policies).map_err(Refusal::from))?;
         if used.is_number() && policies.len() != 1 {
             let why = format!("{} policies limit the request: name them", policies.len());
-            return Err(Refusal::misused(&why));
+            return self.told(Err(Refusal::misused(&why)));
         }
         for part in outer.parts() {
             part.settle(&used, &self.settings.teller).await;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use redis::RedisResult;
 
 use super::asker::Asker;
-use super::away::Teller;
+use super::away::Announcer;
 use crate::commands::{Algorithm, Clock, Quota, Verdict, check};
 use crate::keys::{Rules, Share};
 use crate::lines::Redis;
@@ -46,40 +46,36 @@ impl Leases {
             remember,
             clock: Clock::default(),
             rules: Arc::new(Rules::new(algorithm, quotas, lasting, units)),
-            asker: Asker::new(client.into(), Clock::default(), remember, Teller::default()),
+            asker: Asker::new(client.into(), Clock::default(), remember, Announcer::default()),
         }
     }
 
     /// With other settings nothing is known yet.
-    fn anew(self, lasting: Duration, units: u64) -> Leases {
-        let rules = Rules::new(self.rules.algorithm, &self.rules.quotas, lasting, units);
-        let asker =
-            Asker::new(self.asker.redis().clone(), self.clock.clone(), self.remember, Teller::default());
-        Leases { rules: Arc::new(rules), asker, ..self }
+    fn anew(self) -> Leases {
+        let (redis, clock) = (self.asker.redis().clone(), self.clock.clone());
+        Leases { asker: Asker::new(redis, clock, self.remember, Announcer::default()), ..self }
     }
 
     /// The largest lease of a key. With 0 every request is asked for, unless a refusal is remembered.
-    pub fn units(self, units: u64) -> Leases {
-        let lasting = self.rules.lease;
-        self.anew(lasting, units)
+    pub fn units(mut self, units: u64) -> Leases {
+        Arc::make_mut(&mut self.rules).units = units;
+        self.anew()
     }
 
     /// How long a lease lasts; never more than a twentieth of the shortest window. Then what is left is given back.
-    pub fn lasting(self, lasting: Duration) -> Leases {
-        let units = self.rules.units;
-        self.anew(lasting, units)
+    pub fn lasting(mut self, lasting: Duration) -> Leases {
+        Arc::make_mut(&mut self.rules).set_lease(lasting);
+        self.anew()
     }
 
     /// How old a refusal may be that is repeated without asking. With 0 none is.
     pub fn remember(self, remember: Duration) -> Leases {
-        let (lasting, units) = (self.rules.lease, self.rules.units);
-        Leases { remember, ..self }.anew(lasting, units)
+        Leases { remember, ..self }.anew()
     }
 
     /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases {
-        let (lasting, units) = (self.rules.lease, self.rules.units);
-        Leases { clock: Clock::new(now), ..self }.anew(lasting, units)
+        Leases { clock: Clock::new(now), ..self }.anew()
     }
 
     /// Takes units: of the lease, or by asking the server.

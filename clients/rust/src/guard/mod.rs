@@ -14,6 +14,7 @@ mod client;
 #[expect(clippy::module_inception, reason = "the room is named after what it holds")]
 mod guard;
 mod leases;
+mod places;
 #[cfg(feature = "web")]
 mod policies;
 #[cfg(feature = "web")]
@@ -37,5 +38,6 @@ pub use self::{
 #[cfg(feature = "web")]
 pub(crate) use client::Pattern;
 pub use leases::Leases;
+pub use places::{Hold, Places};
 #[cfg(feature = "web")]
 pub(crate) use refusal::Refused;

@@ -169,9 +169,7 @@ impl Policy {
             limits.len() == self.quotas().len(),
             "a policy with a lease needs a different limit in each quota"
         );
-        self.with(|inner| {
-            inner.rules = Arc::new(Rules::new(inner.rules.algorithm, &inner.rules.quotas, LEASE, units));
-        })
+        self.with(|inner| Arc::make_mut(&mut inner.rules).units = units)
     }
 
     /// Decides, counts and tells [hooks](crate::web::Guard::on_decision), and refuses nothing.

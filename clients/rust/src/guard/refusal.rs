@@ -48,7 +48,7 @@ enum Why {
     Limited(Decision),
     Away(RedisError),
     /// The application asked for what cannot be.
-    Misused,
+    Misused(String),
 }
 
 impl Refusal {
@@ -81,7 +81,12 @@ impl Refusal {
     pub(crate) fn misused(title: &str) -> Refusal {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
         let problem = json!({"status": status.as_u16(), "title": title}).to_string();
-        Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why: Why::Misused }))
+        Refusal(Box::new(Inner {
+            status,
+            fields: HeaderMap::new(),
+            problem,
+            why: Why::Misused(title.to_owned()),
+        }))
     }
 
     pub(crate) fn of_no_limit() -> Refusal {
@@ -106,7 +111,7 @@ impl Refusal {
         let (status, message) = match &self.0.why {
             Why::Limited(_) => ("8", "rate limit exceeded"),
             Why::Away(_) => ("14", "the rate limiter is away"),
-            Why::Misused => ("13", "a rate limit that cannot be"),
+            Why::Misused(_) => ("13", "a rate limit that cannot be"),
         };
         let mut response = Response::new(String::new());
         let fields = response.headers_mut();
@@ -139,7 +144,7 @@ impl Refusal {
     pub fn decision(&self) -> Option<&Decision> {
         match &self.0.why {
             Why::Limited(decision) => Some(decision),
-            Why::Away(_) | Why::Misused => None,
+            Why::Away(_) | Why::Misused(_) => None,
         }
     }
 
@@ -148,7 +153,15 @@ impl Refusal {
     pub fn error(&self) -> Option<&RedisError> {
         match &self.0.why {
             Why::Away(error) => Some(error),
-            Why::Limited(_) | Why::Misused => None,
+            Why::Limited(_) | Why::Misused(_) => None,
+        }
+    }
+
+    /// What the application has asked for that cannot be, if it has.
+    pub(crate) fn mistake(&self) -> Option<&str> {
+        match &self.0.why {
+            Why::Misused(mistake) => Some(mistake),
+            Why::Limited(_) | Why::Away(_) => None,
         }
     }
 }

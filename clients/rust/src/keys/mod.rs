@@ -6,6 +6,7 @@
 
 mod command;
 mod key;
+pub mod place;
 mod request;
 mod share;
 
@@ -37,7 +38,7 @@ const LONGEST_NAME: usize = 256;
 #[derive(Debug)]
 pub struct Keys {
     remember: Duration,
-    slots: Slots,
+    is_cluster: bool,
     is_closed: bool,
     keys: Known,
     requests: HashMap<RequestId, Request>,
@@ -54,7 +55,7 @@ impl Keys {
     pub fn new(remember: Duration, max_keys: NonZeroUsize, is_cluster: bool) -> Keys {
         Keys {
             remember,
-            slots: Slots { is_cluster },
+            is_cluster,
             is_closed: false,
             keys: Known::new(max_keys),
             requests: HashMap::new(),
@@ -87,7 +88,7 @@ impl Keys {
         let mut alone: Vec<(u16, Vec<usize>)> = Vec::new();
         for place in 0..request.shares.len() {
             if !self.take_leased(id, &mut request, place) {
-                let slot = self.slots.of(&request.shares[place].share.key);
+                let slot = slot_of(self.is_cluster, &request.shares[place].share.key);
                 place_of(&mut alone, slot).push(place);
             }
         }
@@ -358,7 +359,7 @@ impl Keys {
 
     /// What is counted, once: to its lease if that is there, else as of its time.
     fn give_back_counted(&mut self, id: RequestId) {
-        let (now, slots) = (self.now, self.slots);
+        let (now, is_cluster) = (self.now, self.is_cluster);
         let Some(request) = self.requests.get_mut(&id) else { return };
         let mut by_time: Vec<((u16, SystemTime), Vec<Share>)> = Vec::new();
         for noted in &mut request.shares {
@@ -369,7 +370,7 @@ impl Keys {
             {
                 noted.counted.clear();
             }
-            let slot = slots.of(&noted.share.key);
+            let slot = slot_of(is_cluster, &noted.share.key);
             for (at, units) in noted.counted.drain(..).rev() {
                 let share = Share { cost: -units, ..noted.share.clone() };
                 place_of(&mut by_time, (slot, at)).push(share);
@@ -406,7 +407,7 @@ impl Keys {
     }
 
     fn begin_to_settle(&mut self, id: RequestId) {
-        let slots = self.slots;
+        let is_cluster = self.is_cluster;
         let Some(request) = self.requests.get_mut(&id) else { return };
         // The last cost of a share counts.
         let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
@@ -414,7 +415,7 @@ impl Keys {
         let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
         for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
             let noted = &mut request.shares[place];
-            let slot = slots.of(&noted.share.key);
+            let slot = slot_of(is_cluster, &noted.share.key);
             let mut more = units - noted.units();
             // What is left of it does not go back to the lease.
             noted.is_leased &= more == 0;
@@ -539,16 +540,9 @@ impl Keys {
     }
 }
 
-/// Whether it is a cluster: only keys of one slot can be asked for in one command. On one server all keys are in one.
-#[derive(Clone, Copy, Debug)]
-struct Slots {
-    is_cluster: bool,
-}
-
-impl Slots {
-    fn of(self, key: &[u8]) -> u16 {
-        if self.is_cluster { slot(key) } else { 0 }
-    }
+/// Only keys of one slot can be asked for in one command. On one server all keys are in one.
+fn slot_of(is_cluster: bool, key: &[u8]) -> u16 {
+    if is_cluster { slot(key) } else { 0 }
 }
 
 /// A slot, and as of when units go back.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::commands::{Algorithm, Quota, Verdict};
 
 /// How a key is counted, and how many units of it are leased.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rules {
     pub(crate) algorithm: Algorithm,
     pub(crate) quotas: Vec<Quota>,
@@ -23,16 +23,22 @@ impl Rules {
     /// Leases of at most `units` last for `lease`, or for a twentieth of the shortest window if that is less.
     #[must_use]
     pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration, units: u64) -> Rules {
-        let longest = quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
         let words = quotas.iter().map(|quota| format!("{algorithm:?}{quota}")).collect::<Vec<_>>();
-        Rules {
+        let mut rules = Rules {
             algorithm,
             quotas: quotas.to_vec(),
             smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
-            lease: Duration::from_millis(lease.min(longest).as_millis() as u64),
+            lease,
             units,
             tag: [words.join(","), " ".into()].concat().into_bytes(),
-        }
+        };
+        rules.set_lease(lease);
+        rules
+    }
+
+    pub(crate) fn set_lease(&mut self, lease: Duration) {
+        let longest = self.quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
+        self.lease = Duration::from_millis(lease.min(longest).as_millis() as u64);
     }
 
     /// Whether no wait helps a request of this cost.

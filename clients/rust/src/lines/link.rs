@@ -1,6 +1,6 @@
 //! A connection that is made when it is needed, and given up when its line says so.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -64,7 +64,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     /// The one that is there, or a new one.
     fn life(&self) -> RedisResult<Arc<Life<T>>> {
         let mut life = locked(&self.life);
-        if let Some(life) = life.as_ref().filter(|life| !life.is_over()) {
+        if let Some(life) = life.as_ref().filter(|life| !life.stage.borrow().is_over()) {
             return Ok(life.clone());
         }
         let runtime = Handle::try_current().map_err(|_| io_error("there is no tokio runtime"))?;
@@ -92,23 +92,17 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         F: Future<Output = RedisResult<R>>,
     {
         let life = self.life()?;
-        let (mut made, mut over) = (life.stage.subscribe(), life.stage.subscribe());
+        let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
         let sent = async {
-            let stage = made.wait_for(|stage| !matches!(stage, Stage::Making)).await;
-            match stage.map(|stage| stage.clone()) {
-                Ok(Stage::Made(made)) => send(made).await,
-                Ok(Stage::Over(error)) => Err(error),
-                Ok(Stage::Making) | Err(_) => Err(io_error(ENDED)),
-            }
+            let made =
+                making.wait_for(|stage| !matches!(stage, Stage::Making)).await.map(|made| made.clone());
+            if let Ok(Stage::Made(made)) = made { send(made).await } else { pending().await }
         };
         life.happens(Line::sent);
         let reply = tokio::select! {
             biased;
             reply = sent => reply,
-            stage = over.wait_for(|stage| matches!(stage, Stage::Over(_))) => Err(match stage.as_deref() {
-                Ok(Stage::Over(error)) => error.clone(),
-                _ => io_error(ENDED),
-            }),
+            why = over(&mut stage) => Err(why),
         };
         let state = match &reply {
             Err(error) if !is_reply(error) => life.happens(Line::closed),
@@ -125,15 +119,25 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     }
 }
 
-impl<T> Life<T> {
+impl<T> Stage<T> {
     fn is_over(&self) -> bool {
-        matches!(*self.stage.borrow(), Stage::Over(_))
+        matches!(self, Stage::Over(_))
     }
+}
 
+/// Why it is over, as soon as it is.
+async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
+    match stage.wait_for(Stage::is_over).await.as_deref() {
+        Ok(Stage::Over(why)) => why.clone(),
+        _ => io_error(ENDED),
+    }
+}
+
+impl<T> Life<T> {
     /// What was due fails for this reason, unless it is over already.
     fn end(&self, error: &RedisError) {
         self.stage.send_if_modified(|stage| {
-            let is_news = !matches!(stage, Stage::Over(_));
+            let is_news = !stage.is_over();
             if is_news {
                 *stage = Stage::Over(error.clone());
             }
@@ -193,11 +197,10 @@ async fn keep<T: Send + Sync + 'static>(
     making: BoxFuture<RedisResult<T>>,
     mut stage: watch::Receiver<Stage<T>>,
 ) {
-    let mut over = stage.clone();
     let made = tokio::select! {
         biased;
         made = making => made,
-        _ = over.wait_for(|stage| matches!(stage, Stage::Over(_))) => return,
+        _ = over(&mut stage) => return,
     };
     if let Some(life) = life.0.upgrade() {
         match made {
@@ -217,7 +220,7 @@ async fn keep<T: Send + Sync + 'static>(
             }
         }
     }
-    let _ = stage.wait_for(|stage| matches!(stage, Stage::Over(_))).await;
+    over(&mut stage).await;
 }
 
 impl Link<MultiplexedConnection> {
@@ -232,7 +235,20 @@ impl Link<MultiplexedConnection> {
     {
         Link::new(timeout, move || {
             let (client, config) = (client(), config.clone());
-            async move { client.await?.get_multiplexed_async_connection_with_config(&config).await }
+            async move {
+                let client = client.await?;
+                let made = client.get_multiplexed_async_connection_with_config(&config).await;
+                match made {
+                    Err(error)
+                        if !is_reply(&error)
+                            && error.is_connection_dropped()
+                            && !error.is_connection_refusal() =>
+                    {
+                        Err(last_words(client, &config).await.unwrap_or(error))
+                    }
+                    made => made,
+                }
+            }
         })
     }
 
@@ -249,6 +265,16 @@ impl Link<MultiplexedConnection> {
         })
         .await
     }
+}
+
+/// Why a server hangs up, as on a client too many: it says so in place of the first reply. redis-rs tells that if it
+/// awaits no second one.
+async fn last_words(client: Client, config: &AsyncConnectionConfig) -> Option<RedisError> {
+    let info = client.get_connection_info().clone();
+    let hello = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3).set_db(0);
+    let client = Client::open(info.set_redis_settings(hello.set_skip_set_lib_name())).ok()?;
+    let made = client.get_multiplexed_async_connection_with_config(config).await;
+    made.err().filter(|error| known(error).is_some())
 }
 
 fn given_up(error: &RedisError) -> RedisError {

@@ -1,0 +1,194 @@
+//! Places in flight: at most so many blocks of code at work at once.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use redis::RedisResult;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::asker::{Asker, Held};
+use super::away::Announcer;
+use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
+use crate::keys::place::{Event, Place, Say, State};
+use crate::keys::{Answer, Rules, Share};
+use crate::lines::Redis;
+
+/// The first wait for a place, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// At most so many blocks of code at work at once, among all processes that ask the same Redis.
+///
+/// A place is held until its [`Hold`] is released or dropped. Meanwhile it is renewed every third of
+/// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
+///
+/// Never are more than `n` at work, except holders that could not renew for `lasting`: [`on_late`](Places::on_late) is
+/// told of them. A place whose reply was lost is free again when `lasting` is over. There is no queue, and with `n` of 1
+/// it is no lock: what a late holder writes is not fenced off.
+///
+/// Clones share it. Of a key all use the same `lasting`; `n` may change at any time.
+#[derive(Clone)]
+#[must_use]
+pub struct Places {
+    lasting: Duration,
+    timeout: Duration,
+    on_late: Option<Arc<OnLate>>,
+    asker: Asker,
+}
+
+type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
+type OnLate = dyn Fn(&[u8]) + Send + Sync;
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Places");
+        fields.field("lasting", &self.lasting).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl Places {
+    /// Places that last for 30 seconds unless they are renewed. Whoever gets none is told so at once.
+    pub fn new(client: impl Into<Redis>) -> Places {
+        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
+        Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
+    }
+
+    /// How long the place of a process lasts that has died, or cannot reach Redis.
+    ///
+    /// # Panics
+    ///
+    /// If it is not 1 ms to 3650 days.
+    pub fn lasting(self, lasting: Duration) -> Places {
+        Quota::new(0, lasting).check().expect("a place lasts from 1 ms to 3650 days");
+        Places { lasting, ..self }
+    }
+
+    /// How long to wait for a place. It is tried again after 50 ms, then ever later, up to a second, each at random.
+    pub fn timeout(self, timeout: Duration) -> Places {
+        Places { timeout, ..self }
+    }
+
+    /// Is told the key of a place that was not renewed in time, once until it is: others may have it by now.
+    pub fn on_late(self, tell: impl Fn(&[u8]) + Send + Sync + 'static) -> Places {
+        Places { on_late: Some(Arc::new(tell)), ..self }
+    }
+
+    /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
+    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Places {
+        let redis = self.asker.redis().clone();
+        let asker = Asker::new(redis, Clock::new(now), Duration::ZERO, Announcer::default());
+        Places { asker, ..self }
+    }
+
+    /// Takes one of `n` places; none if all are taken. A future that is dropped takes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the server answers one, or nothing for its [timeout](Redis::timeout); at once while it is known to be away.
+    ///
+    /// # Panics
+    ///
+    /// If there is no tokio runtime.
+    pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
+        let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
+        let (began, mut longest) = (Instant::now(), PAUSES.0);
+        loop {
+            let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
+            let (held, answer) = self.asker.take(vec![share.clone()]).await;
+            if !answer?.limited {
+                place.happens(Event::Taken, self.now());
+                let ((end, ended), is_late) = (oneshot::channel(), Arc::<AtomicBool>::default());
+                let keeper = tokio::spawn(self.clone().keep((share, place, held), ended, is_late.clone()));
+                return Ok(Some(Hold { end, keeper, is_late }));
+            }
+            let left = self.timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let random = RandomState::new().hash_one(0) as u32;
+            sleep(longest.mul_f64(0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX)).min(left)).await;
+            longest = (longest * 2).min(PAUSES.1);
+        }
+    }
+
+    fn rules(&self, n: u64) -> Arc<Rules> {
+        Arc::new(Rules::new(Algorithm::Log, &[Quota::new(n, self.lasting)], Duration::ZERO, 0))
+    }
+
+    fn now(&self) -> u64 {
+        self.asker.now().as_millis() as u64
+    }
+
+    /// Renews a place until its block has ended, and gives it back.
+    async fn keep(
+        self,
+        (share, mut place, held): (Share, Place, Held),
+        mut ended: oneshot::Receiver<()>,
+        is_late: Arc<AtomicBool>,
+    ) {
+        // The requests by which it is held, the oldest first.
+        let mut held = vec![held];
+        let (mut renewal, mut has_ended): (Option<Renewal>, _) = (None, false);
+        while place.state() != State::Over {
+            let left = place.due().map(|due| due.saturating_sub(self.now()));
+            let event = tokio::select! {
+                biased;
+                (by, answer) = async { renewal.as_mut().expect("a renewal").await }, if renewal.is_some() => {
+                    renewal = None;
+                    let is_taken = answer.is_ok_and(|answer| !answer.limited);
+                    held.extend(is_taken.then_some(by));
+                    if is_taken { Event::Taken } else { Event::Failed }
+                }
+                _ = &mut ended, if !has_ended => {
+                    has_ended = true;
+                    Event::End
+                }
+                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
+            };
+            let mut sent = Vec::new();
+            for say in place.happens(event, self.now()) {
+                match say {
+                    Say::Take => {
+                        let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
+                        renewal = Some(Box::pin(self.asker.take(vec![share])));
+                    }
+                    Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
+                    Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
+                    Say::Late => self.on_late.iter().for_each(|tell| tell(&share.key)),
+                }
+            }
+            is_late.store(place.is_late(), Ordering::Relaxed);
+            for sent in sent.into_iter().filter(|_| place.state() == State::Over) {
+                let _ = sent.await;
+            }
+        }
+    }
+}
+
+/// A place that is held, until it is released or dropped.
+#[derive(Debug)]
+#[must_use = "the place is given back when this is dropped"]
+pub struct Hold {
+    end: oneshot::Sender<()>,
+    keeper: JoinHandle<()>,
+    is_late: Arc<AtomicBool>,
+}
+
+impl Hold {
+    /// Gives the place back, as dropping does, and waits until that is done.
+    pub async fn release(self) {
+        drop(self.end);
+        let _ = self.keeper.await;
+    }
+
+    /// Whether the place could not be renewed in time, so that others may have it by now.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Relaxed)
+    }
+}

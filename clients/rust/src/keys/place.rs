@@ -1,0 +1,139 @@
+//! A place in flight: what a block of code holds while it runs.
+
+/// A place, from its asking to its end. It names requests; a driver sends them, and gives back what each of them took.
+///
+/// It takes before it gives back, so a renewal never leaves the place to others. Times are milliseconds of a clock that
+/// never runs back.
+#[derive(Clone, Debug)]
+pub struct Place {
+    for_ms: u64,
+    state: State,
+    /// When the newest request was asked.
+    asked: u64,
+    /// When it is renewed next.
+    due: u64,
+    /// When the server may have forgotten it.
+    over_at: u64,
+    /// Whether that was told.
+    is_late: bool,
+}
+
+/// Where a place is between its asking and its end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum State {
+    /// Its request is on its way.
+    Asked,
+    /// The same, and the block has ended.
+    Gone,
+    /// It is held.
+    Held,
+    /// It is held, and a second request is on its way, by which it is held next.
+    Renewing,
+    /// The same, and the block has ended.
+    Ending,
+    /// It was refused, or went back.
+    Over,
+}
+
+/// What happens to a place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// The newest request took a unit.
+    Taken,
+    /// It was refused.
+    Refused,
+    /// It failed; the unit may be counted nevertheless, until `for` is over.
+    Failed,
+    /// Time has passed.
+    Tick,
+    /// The block ends.
+    End,
+}
+
+/// What follows.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Say {
+    /// Ask for another unit, whatever the limit.
+    Take,
+    /// Give back what the request before the newest took, or the only one.
+    GiveBackOld,
+    /// Give back what the newest request took.
+    GiveBackNew,
+    /// Tell that the place was not renewed in time: others may have it by now.
+    Late,
+}
+
+impl Place {
+    /// It is asked for now, to last for so long if it is not renewed.
+    #[must_use]
+    pub fn new(for_ms: u64, now: u64) -> Place {
+        Place { for_ms, state: State::Asked, asked: now, due: 0, over_at: 0, is_late: false }
+    }
+
+    /// What follows from an event, in this order.
+    pub fn happens(&mut self, event: Event, now: u64) -> Vec<Say> {
+        use Event::{End, Failed, Refused, Taken, Tick};
+        use State::{Asked, Ending, Gone, Held, Over, Renewing};
+        let (state, says) = match (self.state, event) {
+            (Asked, Taken) => (self.hold(), vec![]),
+            (Asked, Refused | Failed) => (Over, vec![]),
+            (Asked, End) => (Gone, vec![]),
+            (Gone, Taken | Refused | Failed) => (Over, vec![Say::GiveBackNew]),
+            (Held | Renewing, Tick) => self.tick(now),
+            (Held, End) => (Over, vec![Say::GiveBackOld]),
+            (Renewing, Taken) => (self.hold(), vec![Say::GiveBackOld]),
+            (Renewing, Refused | Failed) => {
+                self.due = now + (self.for_ms / 12).max(1);
+                (Held, vec![])
+            }
+            (Renewing, End) => (Ending, vec![]),
+            (Ending, Taken) => (Over, vec![Say::GiveBackOld, Say::GiveBackNew]),
+            (Ending, Refused | Failed) => (Over, vec![Say::GiveBackOld]),
+            (state, _) => (state, vec![]),
+        };
+        self.state = state;
+        says
+    }
+
+    /// By the newest request.
+    fn hold(&mut self) -> State {
+        self.due = self.asked + (self.for_ms / 3).max(1);
+        (self.over_at, self.is_late) = (self.asked + self.for_ms, false);
+        State::Held
+    }
+
+    fn tick(&mut self, now: u64) -> (State, Vec<Say>) {
+        let mut says = Vec::new();
+        if now >= self.over_at && !self.is_late {
+            self.is_late = true;
+            says.push(Say::Late);
+        }
+        if self.state == State::Held && now >= self.due {
+            self.asked = now;
+            says.push(Say::Take);
+            return (State::Renewing, says);
+        }
+        (self.state, says)
+    }
+
+    /// When the next tick is due, if any is.
+    #[must_use]
+    pub fn due(&self) -> Option<u64> {
+        let renewed = (self.state == State::Held).then_some(self.due);
+        let is_held = matches!(self.state, State::Held | State::Renewing);
+        let late = (is_held && !self.is_late).then_some(self.over_at);
+        renewed.into_iter().chain(late).min()
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether it was told that others may have it.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.is_late
+    }
+}

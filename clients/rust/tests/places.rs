@@ -1,0 +1,217 @@
+//! Places in flight on real servers.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use crate::server::forwarder::Forwarder;
+use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, used};
+use redis_rl_client::{Hold, MemoryLimiter, Places, Redis, RlCommands};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn places(server: &Server) -> Places {
+    Places::new(server.redis())
+}
+
+async fn hold(places: &Places, key: &str, n: u64) -> Option<Hold> {
+    places.hold(key, n).await.expect("an answer")
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// So many tasks, each of which waits for one of five places, and works for a moment. The most that worked at once.
+async fn most_at_work(places: &Places, tasks: usize) -> usize {
+    let (working, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut all = JoinSet::new();
+    for _ in 0..tasks {
+        let (places, working, most) = (places.clone(), working.clone(), most.clone());
+        all.spawn(async move {
+            // A reply may be lost.
+            let Ok(place) = places.hold("jobs", 5).await else { return };
+            let place = place.expect("a place within the timeout");
+            most.fetch_max(working.fetch_add(1, SeqCst) + 1, SeqCst);
+            sleep(Duration::from_millis(5)).await;
+            working.fetch_sub(1, SeqCst);
+            drop(place);
+        });
+    }
+    all.join_all().await;
+    most.load(SeqCst)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_more_than_n_are_at_work_and_all_places_are_free_at_once_at_the_end() {
+    let server = Server::start();
+    assert!(most_at_work(&places(&server).timeout(PATIENCE), 60).await <= 5);
+    until("the last to go back", || server.used("jobs") == 0).await;
+}
+
+#[tokio::test]
+async fn never_more_than_n_are_at_work_though_replies_are_lost() {
+    let server = Server::start();
+    let network = Forwarder::start(server.port(), Duration::ZERO);
+    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE));
+    let places = places.lasting(SECOND).timeout(PATIENCE);
+    for _ in 0..3 {
+        network.lose_a_reply();
+        assert!(most_at_work(&places, 20).await <= 5);
+    }
+    until("the lost ones to be over", || server.used("jobs") == 0).await;
+}
+
+#[tokio::test]
+async fn who_gets_no_place_is_told_at_once_and_a_released_place_is_free_at_once() {
+    let server = Server::start();
+    let places = places(&server);
+    let first = hold(&places, "jobs", 1).await.expect("a place");
+    assert!(hold(&places, "jobs", 1).await.is_none());
+    assert!(hold(&places, "others", 1).await.is_some());
+    first.release().await;
+    assert_eq!(server.used("jobs"), 0);
+    assert!(hold(&places, "jobs", 1).await.is_some());
+}
+
+#[tokio::test]
+async fn a_place_is_renewed_for_as_long_as_it_is_held() {
+    let server = Server::start();
+    let places = places(&server).lasting(2 * SECOND);
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    // It is taken, and then each time taken and given back.
+    until("three renewals", || server.calls("RL.LOG") >= 7).await;
+    assert!(!place.is_late());
+    assert_eq!(server.used("jobs"), 1);
+    place.release().await;
+    assert_eq!(server.used("jobs"), 0);
+}
+
+#[tokio::test]
+async fn after_a_change_of_n_no_more_are_at_work_than_it_says_then() {
+    let server = Server::start();
+    let places = places(&server);
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(hold(&places, "jobs", 5).await.expect("a place"));
+    }
+    assert!(hold(&places, "jobs", 3).await.is_none());
+    for left in [4, 3, 2] {
+        held.pop().expect("a place").release().await;
+        assert_eq!(server.used("jobs"), left);
+    }
+    held.push(hold(&places, "jobs", 3).await.expect("a place"));
+    assert!(hold(&places, "jobs", 3).await.is_none());
+    held.push(hold(&places, "jobs", 8).await.expect("a place"));
+    assert_eq!(server.used("jobs"), 4);
+}
+
+#[tokio::test]
+async fn a_future_that_is_dropped_takes_nothing() {
+    let server = Server::start();
+    let places = places(&server);
+    hold(&places, "jobs", 5).await.expect("a place").release().await;
+    server.freeze();
+    let asking = tokio::spawn(async move { places.hold("jobs", 5).await });
+    tokio::task::yield_now().await;
+    asking.abort();
+    assert!(asking.await.expect_err("it is cancelled").is_cancelled());
+    server.thaw();
+    until("what it took to go back", || server.calls("RL.LOG") == 4).await;
+    assert_eq!(server.used("jobs"), 0);
+}
+
+/// The process of the test below.
+#[tokio::test]
+#[ignore = "another test runs it"]
+async fn a_process_holds_two_places_until_it_is_killed() {
+    let client = redis::Client::open(env::var("SERVER_OF_TEST").expect("an address")).expect("an address");
+    let places = Places::new(Redis::from(client).timeout(PATIENCE)).lasting(SECOND);
+    let _both = (hold(&places, "jobs", 2).await, hold(&places, "jobs", 2).await);
+    println!("holds");
+    sleep(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_they_last() {
+    let server = Server::start();
+    let mut process = Command::new(env::current_exe().expect("this program"));
+    let holder = "places::a_process_holds_two_places_until_it_is_killed";
+    process.args(["--exact", holder, "--ignored", "--nocapture"]).env("SERVER_OF_TEST", server.url());
+    end_with_this_thread(&mut process);
+    let mut process = process.stdout(Stdio::piped()).spawn().expect("it runs");
+    let lines = BufReader::new(process.stdout.take().expect("its output")).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("holds")));
+    let places = places(&server).lasting(SECOND);
+    assert!(hold(&places, "jobs", 2).await.is_none());
+    process.kill().and_then(|()| process.wait()).expect("it ends");
+    let left = server.connect().rl_info("jobs").expect("a reply");
+    assert!(left.is_none_or(|left| left.windows[0].reset_after <= SECOND));
+    let places = places.timeout(PATIENCE);
+    let _both =
+        (hold(&places, "jobs", 2).await.expect("a place"), hold(&places, "jobs", 2).await.expect("a place"));
+}
+
+#[tokio::test]
+async fn a_holder_that_cannot_renew_is_told_so_once_until_it_can() {
+    let server = Server::start();
+    let (told, lasting) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
+    let tell = told.clone();
+    let places = Places::new(server.client("resp3")).lasting(lasting).on_late(move |key| {
+        assert_eq!(key, b"jobs");
+        tell.fetch_add(1, SeqCst);
+    });
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    server.freeze();
+    until("the hook", || told.load(SeqCst) > 0).await;
+    assert!(place.is_late());
+    assert!(places.hold("others", 1).await.is_err(), "Redis is away");
+    server.thaw();
+    until("a renewal", || !place.is_late()).await;
+    assert_eq!(told.load(SeqCst), 1);
+    place.release().await;
+}
+
+#[tokio::test]
+async fn a_renewal_whose_reply_is_lost_is_tried_again_and_what_it_took_is_over_by_itself() {
+    let server = Server::start();
+    let network = Forwarder::start(server.port(), Duration::ZERO);
+    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE)).lasting(3 * SECOND);
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    network.lose_a_reply();
+    until("the lost renewal", || !network.is_to_lose_a_reply()).await;
+    until("another renewal", || server.calls("RL.LOG") >= 4).await;
+    assert!(!place.is_late());
+    place.release().await;
+    assert_eq!(server.used("jobs"), 1);
+    until("the lost one to be over", || server.used("jobs") == 0).await;
+}
+
+#[tokio::test]
+async fn in_memory_and_on_a_cluster_places_are_held_too() {
+    let memory = MemoryLimiter::new();
+    let places = Places::new(memory.clone());
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    assert!(hold(&places, "jobs", 1).await.is_none());
+    place.release().await;
+    assert!(hold(&places, "jobs", 1).await.is_some());
+    let cluster = Cluster::start();
+    let places = Places::new(cluster.redis().timeout(PATIENCE));
+    for key in 0..9 {
+        let key = format!("jobs:{key}");
+        let place = hold(&places, &key, 1).await.expect("a place");
+        assert!(hold(&places, &key, 1).await.is_none());
+        place.release().await;
+        assert_eq!(used(&mut cluster.client().get_connection().expect("the cluster answers"), &key), 0);
+    }
+    assert_eq!(cluster.redirections(), 0);
+}
