@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases
+.PHONY: help build wasm playground test-playground run cluster demo test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency check-instructions figures recording lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist
+.PHONY: bench-memory latency check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -48,10 +48,6 @@ playground: wasm ## Show the limiters in a browser, on port 8000 or PORT=...
 test-playground: wasm ## Test the playground in a headless Chromium
 	@if tools/install-missing node chromium; then node --test tests/playground/; \
 	else echo "not tested: docs/playground" >&2; [[ -z $$CI ]]; fi
-
-screenshot: wasm ## Take the playground's picture in docs/figures, while it sends requests for ten seconds
-	@tools/install-missing node chromium
-	@SCREENSHOT=docs/figures/playground.webp node --test --test-name-pattern=picture tests/playground/
 
 run: PORT ?= 6379
 run: PORTS = $(PORT)
@@ -142,18 +138,8 @@ bench-limiters: setup-build ## Count the instructions of the pure modules, witho
 	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
 
-figures: setup-server build ## Draw the figures in docs, from a server's replies and docs/benchmarks.md
-	@cargo run --release --locked --quiet --package redis-rl-figures -- docs/figures docs/benchmarks.md
-
-RECORDING := $(TARGET)/recording
-recording: setup-server build ## Record the demo in docs/figures/demo.gif
-	@tools/install-missing recording
-	@rm -rf $(RECORDING)
-	cargo run --quiet --locked $(DEMO) --example recording $(MODULE) $(RECORDING)
-	@for frame in $(RECORDING)/*.svg; do rsvg-convert --output "$${frame%svg}png" "$$frame" || exit; done
-	ffmpeg -loglevel error -y -framerate 10 -i $(RECORDING)/frame-%03d.png -loop 0 \
-		-filter_complex 'split [one][two]; [one] palettegen=max_colors=32 [colors]; [two][colors] paletteuse=dither=none' \
-		docs/figures/demo.gif
+figures: setup-server build ## Draw the figures in docs, from a server's replies
+	@cargo run --release --locked --quiet --package redis-rl-figures -- docs/figures
 
 # Packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))

@@ -135,7 +135,14 @@ mod tests {
     #[test]
     fn a_frame_shows_how_a_burst_at_the_edge_passes_fixed_alone() {
         let frame = frame_of(&after_a_burst(), 96, 20).to_string();
-        assert_eq!(frame, include_str!("frame.txt"), "\n{frame}");
+        for shown in [
+            "│ most in 5 s: 40      ││ most in 5 s: 20      ││ most in 5 s: 20      ││ most in 5 s: 20      │",
+            "│ allowed 40           ││ allowed 20           ││ allowed 20           ││ allowed 20           │",
+            "│           ──────┼─── ││           ──────┼─── ││           ──────┼─── ││           ──────┼─── │",
+            "│ refused 0            ││ refused 20           ││ refused 20           ││ refused 20           │",
+        ] {
+            assert!(frame.contains(shown), "\n{frame}");
+        }
     }
 
     #[test]
