@@ -201,13 +201,14 @@ uninstall: ## Remove the installed module
 	@$(call not-packaged,uninstall)
 	rm -f $(INSTALLED)
 
-dist: build ## Make a tarball, a Debian package and checksums: target/dist
+dist: build ## Make a tarball, a Debian package, a zip for Redis Software and checksums: target/dist
+	@tools/install-missing dist
 	@packaging/dist $(MODULE) $(TARGET)/dist
 
 ARM64 := aarch64-unknown-linux-gnu
 dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
 dist-arm64: setup-build ## The same for arm64, cross-built: target/dist-arm64
-	@tools/install-missing arm64
+	@tools/install-missing arm64 dist
 	cargo build --release --locked --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
@@ -222,13 +223,18 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	$(MAKE) check-rest check-dist dist-arm64 wasm
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
-	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)
+	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz,zip} $(RELEASE)
 	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
 
 # Docker builds each architecture on this machine, the other one by emulation.
 IMAGE ?= redis-rl
-image: ## Build the image for x86-64 and arm64; IMAGE=name:tag PUSH=1 pushes it
-	docker buildx build --platform linux/amd64,linux/arm64 --tag $(IMAGE) $(if $(PUSH),--push) .
+BASE ?= redis:8
+ON := $(if $(findstring valkey,$(BASE)),-valkey)
+image: ## Build the image for x86-64 and arm64, tagged 1.2.3, 1.2 and 1, on BASE=valkey/valkey:9.1 as 1-valkey; IMAGE=name PUSH=1 pushes it
+	@version=$$(packaging/versions) && docker buildx build --platform linux/amd64,linux/arm64 --build-arg BASE=$(BASE) \
+		--label org.opencontainers.image.version=$$version --label org.opencontainers.image.revision=$$(git rev-parse HEAD) \
+		$$(for tag in $$version $${version%.*} $${version%%.*}; do echo "--tag $(IMAGE):$$tag$(ON)"; done) \
+		--metadata-file $(TARGET)/image.json $(if $(PUSH),--push) .
 
 fuzz: SECONDS ?= 60
 fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS=60 each
