@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground run cluster demo test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist
+.PHONY: bench-memory latency check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist check-packages
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -220,11 +220,14 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-rest check-dist dist-arm64 wasm
-	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
-	packaging/check-packages $(MODULE) $(RELEASE)
+	$(MAKE) check-rest check-dist dist-arm64 check-packages
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz,zip} $(RELEASE)
 	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
+
+check-packages: setup-server build wasm ## Build and try the packages of all languages, and publish them but for the upload
+	@tools/install-missing python node
+	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	packaging/check-packages $(MODULE) $(RELEASE)
 
 # Docker builds each architecture on this machine, the other one by emulation.
 IMAGE ?= redis-rl
