@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground run cluster demo test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist check-packages
+.PHONY: check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist check-packages
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -127,12 +127,6 @@ check-instructions: setup-server build ## Compare instructions with the recorded
 	@tools/install-missing valgrind
 	cargo build --release --locked --package redis-rl-floor
 	BENCH_ONLY=recorded cargo run --locked --quiet --package redis-rl-bench
-
-latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
-	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
-
-bench-memory: setup-build ## Measure keys in memory, without a server
-	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
 
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
