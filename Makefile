@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build wasm playground test-playground run cluster demo test test-clients test-examples test-leases
+.PHONY: help build wasm playground test-playground run cluster test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: check-instructions figures lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist check-packages
+.PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 check-dist check-packages
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -16,12 +16,10 @@ PREFIX ?= /usr
 MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
-DEMO := --package redis-rl-demo
-
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
+	@echo "    cluster, SECONDS=60 for soak and fuzz,"
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
@@ -61,11 +59,6 @@ cluster: PORT ?= 7000
 cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
-
-demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the limiters live under the same traffic: arrow keys change the rate, q quits
-	@[[ -e $(TARGET)/debug/redis-rl-demo ]] || echo "building the demo: some minutes the first time" >&2
-	cargo build --locked $(DEMO)
-	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
 test: setup-server build ## Run the module's tests; make check adds lints, clients and examples
 	@compgen -G '$(TARGET)/debug/deps/server-*' >/dev/null || echo "building the tests: some minutes the first time" >&2
@@ -140,7 +133,7 @@ bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPA
 bench: export NODE_PATH := $(CURDIR)/target/bench/node_modules
 
 # The Rust client has lints and docs of its own: see clients/rust/check.
-LINTED_AT_NIGHT := redis-rl-bench redis-rl-demo redis-rl-example redis-rl-figures
+LINTED_AT_NIGHT := redis-rl-bench redis-rl-example redis-rl-figures
 lint: setup-build docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
@@ -167,12 +160,9 @@ msrv: setup-build ## Check the module with the oldest supported Rust
 check: CHECK = brief
 check: lint test test-clients test-examples test-leases ## Check formatting, lints and tests, as CI does
 
-check-rest: test-clients test-playground test-languages check-demo ## Check what CI checks only each night, and a release
+check-rest: test-clients test-playground test-languages ## Check what CI checks only each night, and a release
 	@tools/install-missing lint
 	cargo clippy --locked $(LINTED_AT_NIGHT:%=--package %) --all-targets -- --deny warnings
-
-check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
-	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
 INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 # The package's preinst refuses the reverse.
