@@ -218,6 +218,7 @@ IMAGE ?= redis-rl
 BASE ?= redis:8
 ON := $(if $(findstring valkey,$(BASE)),-valkey)
 image: ## Build the image for x86-64 and arm64, tagged 1.2.3, 1.2 and 1, on BASE=valkey/valkey:9.1 as 1-valkey; IMAGE=name PUSH=1 pushes it
+	@mkdir -p $(TARGET)
 	@version=$$(packaging/versions) && docker buildx build --platform linux/amd64,linux/arm64 --build-arg BASE=$(BASE) \
 		--label org.opencontainers.image.version=$$version --label org.opencontainers.image.revision=$$(git rev-parse HEAD) \
 		$$(for tag in $$version $${version%.*} $${version%%.*}; do echo "--tag $(IMAGE):$$tag$(ON)"; done) \
