@@ -14,6 +14,9 @@ COPY . .
 RUN cargo build --release --locked
 
 FROM ${BASE}
+LABEL org.opencontainers.image.title="redis-rl" \
+      org.opencontainers.image.description="A server with redis-rl, the unofficial module that limits rates" \
+      org.opencontainers.image.licenses="BSD-3-Clause"
 COPY --from=build /redis-rl/target/release/libredis_rl.so /usr/lib/redis/modules/
 # Arguments to `docker run` replace this line. A configuration file among them must load the module: if an argument does,
 # CONFIG REWRITE adds it to the file, and a server that is to load it twice does not start.

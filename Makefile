@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
-.PHONY: help build wasm playground test-playground screenshot run cluster demo test test-clients test-examples test-leases
+.PHONY: help build wasm playground test-playground run cluster test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: bench-memory latency check-instructions figures recording lint docs audit msrv check check-rest check-demo install uninstall dist dist-arm64 check-dist
+.PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 check-dist check-packages
 .PHONY: clean release-check image setup setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
@@ -16,12 +16,10 @@ PREFIX ?= /usr
 MODULEDIR ?= $(PREFIX)/lib/redis/modules
 export REDIS_SERVER
 
-DEMO := --package redis-rl-demo
-
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings: REDIS_SERVER=path of the server to run and test, PORT=6379 for run, PORT=7000 for"
-	@echo "    cluster, SECONDS=60 for soak and fuzz, REDIS_URL of a server for the demo,"
+	@echo "    cluster, SECONDS=60 for soak and fuzz,"
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
@@ -49,10 +47,6 @@ test-playground: wasm ## Test the playground in a headless Chromium
 	@if tools/install-missing node chromium; then node --test tests/playground/; \
 	else echo "not tested: docs/playground" >&2; [[ -z $$CI ]]; fi
 
-screenshot: wasm ## Take the playground's picture in docs/figures, while it sends requests for ten seconds
-	@tools/install-missing node chromium
-	@SCREENSHOT=docs/figures/playground.webp node --test --test-name-pattern=picture tests/playground/
-
 run: PORT ?= 6379
 run: PORTS = $(PORT)
 run: free-ports setup-server build ## Start a server with the module, on port 6379 or PORT=...
@@ -65,11 +59,6 @@ cluster: PORT ?= 7000
 cluster: PORTS = $(PORT) 6 10000
 cluster: free-ports setup-server build ## Start three masters and three replicas with the module, on ports 7000 to 7005 or from PORT=...
 	@tools/cluster $(REDIS_SERVER) $(MODULE) $(PORT) $(CURDIR)/target/cluster
-
-demo: $(if $(REDIS_URL),setup-build,setup-server build) ## Show the limiters live under the same traffic: arrow keys change the rate, q quits
-	@[[ -e $(TARGET)/debug/redis-rl-demo ]] || echo "building the demo: some minutes the first time" >&2
-	cargo build --locked $(DEMO)
-	@MODULE=$(MODULE) cargo run --quiet --locked $(DEMO)
 
 test: setup-server build ## Run the module's tests; make check adds lints, clients and examples
 	@compgen -G '$(TARGET)/debug/deps/server-*' >/dev/null || echo "building the tests: some minutes the first time" >&2
@@ -132,35 +121,19 @@ check-instructions: setup-server build ## Compare instructions with the recorded
 	cargo build --release --locked --package redis-rl-floor
 	BENCH_ONLY=recorded cargo run --locked --quiet --package redis-rl-bench
 
-latency: setup-server build ## Measure how long a client waits for one call; BENCH_QUICK=1 for a quick check
-	@cargo run --release --locked --quiet --package redis-rl-bench --example latency
-
-bench-memory: setup-build ## Measure keys in memory, without a server
-	@cargo run --release --locked --quiet --package redis-rl-bench --example memory
-
 bench-limiters: setup-build ## Count the instructions of the pure modules, without a server
 	@tools/install-missing bench
 	cargo bench --locked --package redis-rl-bench
 
-figures: setup-server build ## Draw the figures in docs, from a server's replies and docs/benchmarks.md
-	@cargo run --release --locked --quiet --package redis-rl-figures -- docs/figures docs/benchmarks.md
-
-RECORDING := $(TARGET)/recording
-recording: setup-server build ## Record the demo in docs/figures/demo.gif
-	@tools/install-missing recording
-	@rm -rf $(RECORDING)
-	cargo run --quiet --locked $(DEMO) --example recording $(MODULE) $(RECORDING)
-	@for frame in $(RECORDING)/*.svg; do rsvg-convert --output "$${frame%svg}png" "$$frame" || exit; done
-	ffmpeg -loglevel error -y -framerate 10 -i $(RECORDING)/frame-%03d.png -loop 0 \
-		-filter_complex 'split [one][two]; [one] palettegen=max_colors=32 [colors]; [two][colors] paletteuse=dither=none' \
-		docs/figures/demo.gif
+figures: setup-server build ## Draw the figures in docs, from a server's replies
+	@cargo run --release --locked --quiet --package redis-rl-figures -- docs/figures
 
 # Packages that are installed for the benchmarks only.
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 bench: export NODE_PATH := $(CURDIR)/target/bench/node_modules
 
 # The Rust client has lints and docs of its own: see clients/rust/check.
-LINTED_AT_NIGHT := redis-rl-bench redis-rl-demo redis-rl-example redis-rl-figures
+LINTED_AT_NIGHT := redis-rl-bench redis-rl-example redis-rl-figures
 lint: setup-build docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
@@ -187,12 +160,9 @@ msrv: setup-build ## Check the module with the oldest supported Rust
 check: CHECK = brief
 check: lint test test-clients test-examples test-leases ## Check formatting, lints and tests, as CI does
 
-check-rest: test-clients test-playground test-languages check-demo ## Check what CI checks only each night, and a release
+check-rest: test-clients test-playground test-languages ## Check what CI checks only each night, and a release
 	@tools/install-missing lint
 	cargo clippy --locked $(LINTED_AT_NIGHT:%=--package %) --all-targets -- --deny warnings
-
-check-demo: setup-server build ## Test the demo in a pseudo-terminal, as CI does each night
-	MODULE=$(MODULE) cargo test --locked $(DEMO)
 
 INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 # The package's preinst refuses the reverse.
@@ -215,13 +185,14 @@ uninstall: ## Remove the installed module
 	@$(call not-packaged,uninstall)
 	rm -f $(INSTALLED)
 
-dist: build ## Make a tarball, a Debian package and checksums: target/dist
+dist: build ## Make a tarball, a Debian package, a zip for Redis Software and checksums: target/dist
+	@tools/install-missing dist
 	@packaging/dist $(MODULE) $(TARGET)/dist
 
 ARM64 := aarch64-unknown-linux-gnu
 dist-arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
 dist-arm64: setup-build ## The same for arm64, cross-built: target/dist-arm64
-	@tools/install-missing arm64
+	@tools/install-missing arm64 dist
 	cargo build --release --locked --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
@@ -233,16 +204,25 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-rest check-dist dist-arm64 wasm
+	$(MAKE) check-rest check-dist dist-arm64 check-packages
+	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz,zip} $(RELEASE)
+	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
+
+check-packages: setup-server build wasm ## Build and try the packages of all languages, and publish them but for the upload
+	@tools/install-missing python node
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	packaging/check-packages $(MODULE) $(RELEASE)
-	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz} $(RELEASE)
-	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
 
 # Docker builds each architecture on this machine, the other one by emulation.
 IMAGE ?= redis-rl
-image: ## Build the image for x86-64 and arm64; IMAGE=name:tag PUSH=1 pushes it
-	docker buildx build --platform linux/amd64,linux/arm64 --tag $(IMAGE) $(if $(PUSH),--push) .
+BASE ?= redis:8
+ON := $(if $(findstring valkey,$(BASE)),-valkey)
+image: ## Build the image for x86-64 and arm64, tagged 1.2.3, 1.2 and 1, on BASE=valkey/valkey:9.1 as 1-valkey; IMAGE=name PUSH=1 pushes it
+	@mkdir -p $(TARGET)
+	@version=$$(packaging/versions) && docker buildx build --platform linux/amd64,linux/arm64 --build-arg BASE=$(BASE) \
+		--label org.opencontainers.image.version=$$version --label org.opencontainers.image.revision=$$(git rev-parse HEAD) \
+		$$(for tag in $$version $${version%.*} $${version%%.*}; do echo "--tag $(IMAGE):$$tag$(ON)"; done) \
+		--metadata-file $(TARGET)/image.json $(if $(PUSH),--push) .
 
 fuzz: SECONDS ?= 60
 fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS=60 each

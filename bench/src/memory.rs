@@ -4,31 +4,6 @@ use anyhow::{Context, Result};
 
 use crate::server::{Server, clock_ms, flush, info, send_all};
 
-/// How the times of requests are stored.
-#[derive(Clone, Copy, Debug)]
-pub enum Keeping {
-    /// By RL.LOG.
-    Log,
-    /// In a list of times in seconds, as `limits` does it.
-    List,
-    /// In a sorted set, with a member for each request.
-    SortedSet,
-}
-
-impl Keeping {
-    /// The command that adds a request. Its number makes it distinct within its millisecond.
-    fn add(self, key: &str, number: usize, time_ms: u64) -> String {
-        match self {
-            Keeping::Log => format!("RL.LOG {key} 9007199254740991 1h AT {time_ms}"),
-            Keeping::List => {
-                let micros = time_ms % 1_000 * 1_000 + number as u64 % 1_000;
-                format!("LPUSH {key} {}.{micros:06}", time_ms / 1_000)
-            }
-            Keeping::SortedSet => format!("ZADD {key} {time_ms} {time_ms}-{number}"),
-        }
-    }
-}
-
 /// Sorted random times. For the same seed, they differ only by the time of day.
 fn times_at_random(now_ms: u64, span_ms: u64, count: usize, seed: u64) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -64,17 +39,12 @@ pub fn bytes_a_key(server: &Server, command: &str, windows: usize, keys: usize) 
     bytes_of_each(server, keys, |key| vec![format!("{command} {} {tiers}", name(key))])
 }
 
-/// Bytes per key with a time to live that stores this number of requests, at random over the last minute.
-pub fn bytes_of_requests(server: &Server, keeping: Keeping, requests: usize, keys: usize) -> Result<f64> {
+/// Bytes per key of RL.LOG with this number of requests, at random over the last minute.
+pub fn bytes_of_requests(server: &Server, requests: usize, keys: usize) -> Result<f64> {
     let now_ms = clock_ms(&mut server.connect()?)?;
     bytes_of_each(server, keys, |key| {
         let times = times_at_random(now_ms, 60_000, requests, key as u64);
-        let add = |(number, time): (usize, &u64)| keeping.add(&name(key), number, *time);
-        let added = times.iter().enumerate().map(add);
-        let expire = match keeping {
-            Keeping::Log => None,
-            Keeping::List | Keeping::SortedSet => Some(format!("EXPIRE {} 3600", name(key))),
-        };
-        added.chain(expire).collect()
+        let add = |time| format!("RL.LOG {} 9007199254740991 1h AT {time}", name(key));
+        times.into_iter().map(add).collect()
     })
 }

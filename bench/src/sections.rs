@@ -9,7 +9,7 @@ use crate::bench::{Bench, Counter, Tools};
 use crate::cache::ManyKeys;
 use crate::file::InFile;
 use crate::logs::LargeLog;
-use crate::memory::{Keeping, bytes_a_key, bytes_of_requests};
+use crate::memory::{bytes_a_key, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
 use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
@@ -294,24 +294,18 @@ pub fn memory(bench: &Bench, report: &mut Report) -> Result<()> {
     memory_of_tiers(bench, report)
 }
 
-/// Bytes per key that stores a few requests.
+/// Bytes per key of a log of a few requests.
 fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
-    let title = format!(
-        "Memory of a key with a name of 15 bytes and a time to live (used_memory), {}",
-        bench.fast.version()?
+    let title = format!("Memory of a log with a name of 15 bytes (used_memory), {}", bench.fast.version()?);
+    report.table(
+        title,
+        ["units in a key", "RL.LOG"],
+        "At random over a minute. Of a million keys each takes 4 to 9 bytes less.",
     );
-    let columns = ["units in a key", "RL.LOG", "list of times as in `limits`", "sorted set"];
-    report.table(title, columns, "At random over a minute. Of a million keys each takes 4 to 9 bytes less.");
     for requests in [1, 2, 5, 10, 20, 50, 100, 1_000] {
         eprintln!("making keys of {requests} requests");
         let keys = bench.setup.size(100_000, 10_000).min(2_000_000 / requests);
-        let bytes = |keeping| bytes_of_requests(&bench.fast, keeping, requests, keys).map(grouped);
-        report.row([
-            requests.to_string(),
-            bytes(Keeping::Log)?,
-            bytes(Keeping::List)?,
-            bytes(Keeping::SortedSet)?,
-        ]);
+        report.row([requests.to_string(), grouped(bytes_of_requests(&bench.fast, requests, keys)?)]);
     }
     Ok(())
 }

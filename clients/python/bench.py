@@ -1,15 +1,12 @@
 """Measures decisions through the adapters, as the tables of benchmarks.md.
 
-    python bench.py redis://127.0.0.1:6379 --cluster redis://127.0.0.1:7000
+    python bench.py redis://127.0.0.1:6379
 
-`--only plans` measures one of them. `make cluster` starts a cluster.
+`--only leases` measures one of them.
 
 Storages: beside the `limits` library's own Redis storage, for clients in a fixed random order. Leases: beside direct
 calls, on one hot key and in a flood of refusals. The sides take turns in short rounds, so that what else the machine
 does falls on both; the rate is that of the median round. The CPU time is that of the server, for a decision.
-
-Plans: a `Guard` with a limit for everybody, leased or not, beside a plan for each customer, on one server and on a
-cluster: the run in the middle, and each server's CPU time for a decision.
 
 Requests: the CPU time of this process for a request through a `Guard`, beside a call by hand with the same fields.
 """
@@ -25,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import limits
 import limits.aio.strategies
@@ -37,7 +34,6 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits
 from redis_rl import asgi, flask
-from redis_rl._guard.guard import VISIT
 
 TASKS = 50
 ROUNDS, DECISIONS, CLIENTS = 400, 50, 1000
@@ -53,18 +49,14 @@ HOT, FLOOD = 10**9, 100
 REQUESTS, REQUEST_ROUNDS = 500, 15
 REQUEST_QUOTA, REQUEST_POLICY = "1000000000/h", '"requests-1h";q=1000000000;w=3600'
 
-PLAN_LEASE, PLAN_RUNS = 1_000, 3
-PLAN_DECISIONS, PLAN_CUSTOMERS = 20_000, 100_000
-
 Run: TypeAlias = Callable[[list[str]], object]
 """Takes a decision for each of these clients."""
 
 
 def main() -> None:
-    tables = {"storages": print_storages, "leases": print_leases, "plans": print_plans, "requests": print_requests}
+    tables = {"storages": print_storages, "leases": print_leases, "requests": print_requests}
     parser = argparse.ArgumentParser(description="The tables of benchmarks.md. Empties the servers.")
     parser.add_argument("url", help="of a server")
-    parser.add_argument("--cluster", help="the URL of a node, for plans on a cluster too")
     parser.add_argument("--only", choices=tables, help="one table")
     arguments = parser.parse_args()
     with redis.Redis.from_url(arguments.url) as client:
@@ -224,57 +216,6 @@ def print_sides(raw: redis.Redis, row: str, *sides: Callable[[int], object]) -> 
 def cpu_seconds(server: redis.Redis) -> float:
     cpu = server.info("cpu")
     return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
-
-
-# Plans
-
-
-class Plans(NamedTuple):
-    rate: float
-    cpu_us: list[float]
-    """Of each server for a decision, the busiest first."""
-
-
-def print_plans(arguments: argparse.Namespace) -> None:
-    url, cluster_url = arguments.url, arguments.cluster
-    with redis.Redis.from_url(url) as server:
-        print_plans_of("one server", lambda: redis.asyncio.Redis.from_url(url), [server])
-    if cluster_url:
-        with redis.RedisCluster.from_url(cluster_url) as cluster:
-            masters = [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
-            print_plans_of("cluster", lambda: redis.asyncio.RedisCluster.from_url(cluster_url), masters)
-
-
-def print_plans_of(where: str, connect: Callable[[], Any], servers: list[redis.Redis]) -> None:
-    runs: dict[int, list[Plans]] = {0: [], PLAN_LEASE: []}
-    for _ in range(PLAN_RUNS):
-        for lease, of_lease in runs.items():
-            of_lease.append(asyncio.run(plans(connect(), servers, lease)))
-    for lease, of_lease in runs.items():
-        middle = sorted(of_lease)[PLAN_RUNS // 2]
-        cpu = ", ".join(f"{each:.1f}" for each in middle.cpu_us)
-        print_row(f"{where}, lease {lease:,}", f"{middle.rate:,.0f}", cpu)
-
-
-async def plans(client: Any, servers: list[redis.Redis], lease: int) -> Plans:
-    for server in servers:
-        server.flushall()
-    everybody = asgi.Policy("everybody", "100000000/m", key="all", lease=lease)
-    plan = asgi.Policy("plan", "1000/h", key=lambda scope: str(scope["customer"]))
-    guard = asgi.Guard(client, [everybody, plan], timeout=60)
-    customers = iter(range(PLAN_DECISIONS))
-
-    async def take() -> None:
-        await guard.take({VISIT: None, "customer": next(customers) * 7919 % PLAN_CUSTOMERS})
-
-    before = [cpu_seconds(server) for server in servers]
-    start = time.perf_counter()
-    await tasks(PLAN_DECISIONS, take)
-    rate = PLAN_DECISIONS / (time.perf_counter() - start)
-    cpu = [cpu_seconds(server) - earlier for server, earlier in zip(servers, before, strict=True)]
-    await guard.close()
-    await client.aclose()
-    return Plans(rate, sorted((each / PLAN_DECISIONS * 1e6 for each in cpu), reverse=True))
 
 
 # Requests

@@ -1,4 +1,4 @@
-"""The page that a package index shows: README.md without links to other pages of the repository."""
+"""The page that a package index shows: README.md, whose links lead to the public repository, once it has an address."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ class Readme(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Is called by the build."""
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": without_links(text)}
+        text = published(text, metadata.get("urls", {}).get("Source"))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
-def without_links(page: str) -> str:
-    """Of links within the repository their text alone."""
-    return re.sub(r"\[([^]]*)\]\((?!https:)[^)]*\)", r"\1", page)
+def published(page: str, source: str | None) -> str:
+    """The page with links into the repository at `source`; without one, their text alone."""
+    page = page.replace("](#", "](README.md#")
+    link = rf"[\1]({source}/blob/main/clients/python/\2)" if source else r"\1"
+    return re.sub(r"\[([^]]*)\]\((?!https:)([^)]*)\)", link, page)

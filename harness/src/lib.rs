@@ -1,4 +1,4 @@
-//! Real servers for the tests, the benchmarks and the demo. Each listens on a free loopback port, keeps its files
+//! Real servers for the tests and the benchmarks. Each listens on a free loopback port, keeps its files
 //! in a temporary folder, and is stopped when its [`Server`] is dropped.
 //!
 //! `REDIS_SERVER` is the program to run; `redis-server` by default.

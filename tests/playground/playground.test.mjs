@@ -1,9 +1,9 @@
-// The playground in a headless Chromium, by its pipe for debuggers. SCREENSHOT=path takes its picture too.
+// The playground in a headless Chromium, by its pipe for debuggers.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -162,24 +162,6 @@ test("every control has a name, and no page scrolls sideways", async () => {
   });
   assert.ok(await evaluate("document.documentElement.scrollWidth <= 360"));
   await ask("Emulation.clearDeviceMetricsOverride");
-});
-
-// It takes as long as the traffic that it shows.
-test("its picture", { skip: !process.env.SCREENSHOT }, async () => {
-  await ask("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: "light" }] });
-  await ask("Emulation.setDeviceMetricsOverride", {
-    width: 760,
-    height: 960,
-    deviceScaleFactor: 1,
-    mobile: false,
-  });
-  await evaluate(`document.querySelector("[value='RL.FIXED']").click()`);
-  await set("window", 4);
-  await mouse("mousePressed", "send");
-  await evaluate("new Promise((resolve) => setTimeout(resolve, 10_000))");
-  await mouse("mouseReleased", "send");
-  const { data } = await ask("Page.captureScreenshot", { format: "webp", quality: 70 });
-  await writeFile(process.env.SCREENSHOT, Buffer.from(data, "base64"));
 });
 
 test("the page has thrown and logged no error", () => assert.deepEqual(faults, []));

@@ -151,7 +151,14 @@ fn each_note_of_the_promises_is_defined_and_used() {
 #[test]
 fn links_in_the_docs_point_to_files_and_headings() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let others = ["CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md", "clients/README.md"];
+    let others = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "DESIGN.md",
+        "SECURITY.md",
+        "clients/README.md",
+        "clients/porting.md",
+    ];
     for path in pages().into_iter().chain(others.map(|page| root.join(page))) {
         let page = read(&path);
         let targets = page.split("](").skip(1).filter_map(|rest| rest.split(')').next());

@@ -1,5 +1,6 @@
 //! What the module registers about itself and its commands.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use harness::{COMMANDS, Launch, Server, command, module};
@@ -50,6 +51,33 @@ fn each_command_declares_its_flags_and_its_key() {
             .value(&format!("COMMAND GETKEYS {name} key 1 10s").replace("RL.INFO key 1 10s", "RL.INFO key"));
         assert_eq!(texts(&keys), ["key"]);
         assert_eq!(texts(&info[7]), ["nondeterministic_output"], "{name}: its reply depends on the time");
+    }
+}
+
+#[test]
+fn the_package_for_redis_software_lists_the_commands_as_the_server_knows_them() {
+    let server = Server::start();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/module.json");
+    let json = fs::read_to_string(file).expect("the file").replace("@NUMBER@", "10000");
+    let module: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let listed = module["commands"].as_array().expect("commands");
+    let loaded = server.value("COMMAND LIST FILTERBY MODULE rl");
+    assert_eq!(listed.len(), texts(&loaded).len());
+    for command in listed {
+        let name = command["command_name"].as_str().expect("a name");
+        let Value::Array(infos) = server.value(&format!("COMMAND INFO {name}")) else { panic!("no infos") };
+        let Value::Array(info) = &infos[0] else { panic!("{name} is unknown") };
+        let flags: BTreeSet<String> = command["flags"]
+            .as_array()
+            .expect("flags")
+            .iter()
+            .filter_map(|flag| Some(flag.as_str()?.into()))
+            .collect();
+        let known: BTreeSet<String> = texts(&info[2]).into_iter().filter(|flag| flag != "module").collect();
+        assert_eq!(flags, known, "{name}");
+        for (field, value) in [("command_arity", 1), ("first_key", 3), ("last_key", 4), ("step", 5)] {
+            assert_eq!(Some(&info[value]), command[field].as_i64().map(Value::Int).as_ref(), "{name}");
+        }
     }
 }
 

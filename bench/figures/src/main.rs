@@ -1,20 +1,16 @@
-//! `make figures`: figures of what the limiters do, drawn from the replies of a real server and the tables of
-//! `make bench`.
+//! `make figures`: figures of what the limiters do, drawn from the replies of a real server.
 //!
 //! Backgrounds are transparent. Colors are as bright as a contrast of 4.5 to white allows, so that text is readable on
 //! dark pages too, with 4.1. A color means the same in every figure.
 
 mod accuracy;
-mod bytes;
 mod edge;
-mod instructions;
-mod tables;
 mod traffic;
 
+use std::env;
 use std::path::Path;
-use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use harness::Server;
 use plotters::prelude::*;
 
@@ -25,39 +21,13 @@ const FIXED: RGBColor = RGBColor(177, 97, 5);
 const SLIDING: RGBColor = RGBColor(7, 128, 158);
 const LOG: RGBColor = RGBColor(29, 135, 68);
 const BUCKET: RGBColor = RGBColor(176, 78, 176);
-const ALL: RGBColor = RGBColor(60, 115, 211);
-/// Lua scripts, lists and other alternatives to redis-rl.
-const OTHER: RGBColor = RGBColor(137, 101, 183);
-const SORTED_SET: RGBColor = RGBColor(201, 70, 115);
 
 fn main() -> Result<()> {
-    match &env::args().skip(1).collect::<Vec<_>>()[..] {
-        [folder, benchmark] => draw(Path::new(folder), Path::new(benchmark)),
-        _ => bail!("usage: redis-rl-figures FOLDER BENCHMARKS"),
-    }
-}
-
-/// Draws all figures into `folder`.
-///
-/// Those of instructions and bytes show tables of `make bench` in the Markdown file `benchmark`. If a table is
-/// missing, its figure is left unchanged.
-fn draw(folder: &Path, benchmark: &Path) -> Result<()> {
-    fs::create_dir_all(folder)?;
+    let Some(folder) = env::args_os().nth(1) else { bail!("usage: redis-rl-figures FOLDER") };
     let server = Server::start();
     let mut connection = server.connect();
-    picture(folder, "edge", (900, 760), |canvas| edge::draw(canvas, &mut connection))?;
-    picture(folder, "accuracy", (900, 735), |canvas| accuracy::draw(canvas, &mut connection))?;
-
-    let tables = fs::read_to_string(benchmark).with_context(|| format!("no {}", benchmark.display()))?;
-    match bytes::Series::read(&tables) {
-        Some(series) => picture(folder, "bytes", (900, 420), |canvas| bytes::draw(canvas, &series))?,
-        None => eprintln!("bytes.svg stays: {} has no table of `units in a key`", benchmark.display()),
-    }
-    match instructions::Bars::read(&tables) {
-        Some(bars) => picture(folder, "instructions", (900, bars.height()), |canvas| bars.draw(canvas))?,
-        None => eprintln!("instructions.svg stays: {} has no table of instructions", benchmark.display()),
-    }
-    Ok(())
+    picture(folder.as_ref(), "edge", (900, 760), |canvas| edge::draw(canvas, &mut connection))?;
+    picture(folder.as_ref(), "accuracy", (900, 735), |canvas| accuracy::draw(canvas, &mut connection))
 }
 
 fn picture(

@@ -145,9 +145,12 @@ def test_the_first_lines_are_the_code_and_what_it_prints() -> None:
     assert lines.index("    HTTP/1.1 429 Too Many Requests") < 28
 
 
-def test_a_package_index_shows_no_link_into_the_repository() -> None:
-    build = runpy.run_path(str(PACKAGE / "hatch_build.py"))
-    shown = build["without_links"](README)
+def test_links_on_a_package_index_lead_to_the_public_repository_or_are_text() -> None:
+    published = runpy.run_path(str(PACKAGE / "hatch_build.py"))["published"]
+    linked = published(README, "https://example.org/owner/name")
+    assert "](https://example.org/owner/name/blob/main/clients/python/../README.md#header-fields)" in linked
+    assert [link for link in LINK.findall(linked) if not link.startswith("https://")] == []
+    shown = published(README, None)
     assert "](../README.md#header-fields)" in README
     assert "has these fields." in shown
     assert [link for link in LINK.findall(shown) if not link.startswith("https://")] == []

@@ -122,3 +122,38 @@ def test_decisions_are_counted_with_the_client_of_prometheus(own_server: Server)
         'rate_limit_errors_total{error="ConnectionError"} 1.0',
     ):
         assert line in text.splitlines()
+
+
+@pytest.mark.skipif(
+    not (PAGE := Path(__file__).parents[3] / "docs/recipes.md").exists(), reason="the page is in the repository"
+)
+def test_an_operator_changes_limits_for_all_processes_within_a_second(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code = code.replace("Redis(", f"Redis(port={server.port}, ")
+    operator, now = redis.Redis(port=server.port), 0.0
+    processes: list[dict[str, Any]] = [{"__name__": "recipe"} for _ in range(2)]
+    scope: Any = {"client": ("192.0.2.1", 1), "headers": []}
+
+    async def limits_after_a_second() -> list[int]:
+        nonlocal now
+        now += 1
+        return [(await names["plan"](scope)).quotas[0][0] for names in processes]
+
+    async def run() -> None:
+        assert await limits_after_a_second() == [60, 60]
+        operator.hset("limits", "free", "120/h")
+        assert (await processes[0]["plan"](scope)).quotas[0][0] == 60
+        assert await limits_after_a_second() == [120, 120]
+        operator.hset("limits", "free", "many")
+        assert await limits_after_a_second() == [120, 120]
+        assert "limits stay as they are" in caplog.text
+        operator.hdel("limits", "free")
+        assert await limits_after_a_second() == [60, 60]
+        await asyncio.gather(*(names["redis"].aclose() for names in processes))
+
+    for names in processes:
+        exec(code, names)
+        names["monotonic"] = lambda: now
+    asyncio.run(run())
