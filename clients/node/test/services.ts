@@ -7,22 +7,23 @@ import { getConnInfo } from "@hono/node-server/conninfo";
 import Router from "@koa/router";
 import {
   Controller,
+  type ExecutionContext,
   Get,
   HttpCode,
+  HttpException,
   type INestApplication,
-  type MiddlewareConsumer,
   Module,
-  type NestModule,
   Post,
   Query,
   Req,
-  RequestMethod,
   Res,
+  UseGuards,
 } from "@nestjs/common";
-import { NestFactory } from "@nestjs/core";
-import { FastifyAdapter, type NestFastifyApplication } from "@nestjs/platform-fastify";
+import { type AbstractHttpAdapter, NestFactory } from "@nestjs/core";
+import { ExpressAdapter } from "@nestjs/platform-express";
+import { FastifyAdapter } from "@nestjs/platform-fastify";
 import express from "express";
-import Fastify, { type FastifyReply, type FastifyRequest } from "fastify";
+import Fastify, { type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
 import { routePath } from "hono/route";
 import Koa from "koa";
@@ -284,8 +285,25 @@ const inFetch: Serve = async (client, options) => {
   };
 };
 
-/** Both platforms of Nest have these handlers. */
-function controllerOf(guard: ExpressGuard<express.Request> | FastifyGuard): new () => object {
+/** The recipe for Nest: the same on both platforms. */
+async function nest(
+  guard: ExpressGuard<express.Request> | FastifyGuard,
+  use: (app: INestApplication) => unknown,
+  adapter: AbstractHttpAdapter,
+): Promise<Service> {
+  const limit = (policies: string | object) => ({
+    async canActivate(context: ExecutionContext) {
+      const http = context.switchToHttp();
+      const { allowed, status, fields, body } = await guard.take(
+        http.getRequest<never>(),
+        policies as string,
+      );
+      for (const name in fields) http.getResponse<express.Response>().header(name, fields[name]);
+      if (!allowed) throw new HttpException(body ?? "", status);
+      return true;
+    },
+  });
+  const cost = ({ query }: { query: { rows: string } }) => Number(query.rows);
   @Controller()
   class Routes {
     @Get("health") health() {
@@ -294,73 +312,49 @@ function controllerOf(guard: ExpressGuard<express.Request> | FastifyGuard): new 
     @Get() hello() {
       return "hello";
     }
-    @Get("search") search() {
+    @Get("search") @UseGuards(limit("2/10s")) search() {
       return "found";
     }
-    @Get("export") export() {
+    @Get("export") @UseGuards(limit({ name: "export", quotas: "10/m", cost })) export() {
       return "exported";
     }
-    @Post("generate") @HttpCode(200) async generate(@Req() request: never, @Query("used") used: string) {
+    @Post("generate") @HttpCode(200) @UseGuards(limit(tokens)) async generate(
+      @Req() request: never,
+      @Query("used") used: string,
+    ) {
       await guard.settle(request, { tokens: Number(used) });
       return "done";
     }
     @Post("batch") @HttpCode(200) async batch(
       @Req() request: never,
-      @Res({ passthrough: true }) response: express.Response & FastifyReply,
+      @Res({ passthrough: true }) response: express.Response,
     ) {
       const { allowed, status, fields, body } = await guard.take(request, batch, 2);
       if (allowed) return "done";
       response.status(status);
-      for (const [name, value] of Object.entries(fields)) response.header(name, value);
+      for (const name in fields) response.header(name, fields[name]);
       return body;
     }
   }
-  return Routes;
-}
-
-async function nest(app: INestApplication, guard: { close(): Promise<void> }): Promise<Service> {
+  @Module({ controllers: [Routes] })
+  class App {}
+  const app = await NestFactory.create(App, adapter, { logger: false, forceCloseConnections: true });
+  await use(app);
   await app.listen(0, "127.0.0.1");
   const server = app.getHttpServer() as Server;
   const { port } = server.address() as AddressInfo;
   return served({ url: `http://127.0.0.1:${port}`, server, stop: () => app.close() }, guard);
 }
 
-const inNest: Serve = async (client, options) => {
+const inNest: Serve = (client, options) => {
   const guard = expressGuard(client, options);
-  const cost = (request: express.Request) => Number(request.query.rows);
-  @Module({ controllers: [controllerOf(guard)] })
-  class App implements NestModule {
-    configure(consumer: MiddlewareConsumer) {
-      consumer.apply(guard.limit("2/10s")).forRoutes({ path: "search", method: RequestMethod.GET });
-      consumer.apply(guard.limit({ name: "export", quotas: "10/m", cost })).forRoutes("export");
-      consumer.apply(guard.limit(tokens)).forRoutes("generate");
-    }
-  }
-  const app = await NestFactory.create(App, { logger: false, forceCloseConnections: true });
-  app.use(guard.middleware);
-  return nest(app, guard);
+  return nest(guard, (app) => app.use(guard.middleware), new ExpressAdapter());
 };
 
-const inNestOnFastify: Serve = async (client, options) => {
+const inNestOnFastify: Serve = (client, options) => {
   const guard = fastifyGuard(client, options);
-  @Module({ controllers: [controllerOf(guard)] })
-  class App {}
   const adapter = new FastifyAdapter({ forceCloseConnections: true });
-  const app = await NestFactory.create<NestFastifyApplication>(App, adapter, { logger: false });
-  await app.register(guard.middleware as never);
-  const limits: Record<string, ReturnType<FastifyGuard["limit"]>> = {
-    "/search": guard.limit("2/10s"),
-    "/export": guard.limit({ name: "export", quotas: "10/m", cost: costOf }),
-    "/generate": guard.limit(tokens),
-  };
-  app
-    .getHttpAdapter()
-    .getInstance()
-    .addHook("onRoute", (route) => {
-      const limit = limits[route.url];
-      if (limit !== undefined) route.onRequest = limit as never;
-    });
-  return nest(app, guard);
+  return nest(guard, () => adapter.register(guard.middleware as never), adapter);
 };
 
 export const services: Record<string, Serve> = {

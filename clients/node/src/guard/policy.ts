@@ -214,12 +214,7 @@ export class PolicySet<R> {
 
   /** Policies without a name have that of the route. */
   #nameFor(request: R, policies: Policies<R>): void {
-    if (
-      listOf(policies).every(
-        (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
-      )
-    )
-      return;
+    if (areNamed(policies)) return;
     const route = this.#routeOf?.(request);
     if (route === undefined)
       throw new TypeError(
@@ -258,6 +253,13 @@ export class PolicySet<R> {
     if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
+}
+
+/** Whether each of them says its name. */
+export function areNamed<R>(policies: Policies<R>): boolean {
+  return listOf(policies).every(
+    (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
+  );
 }
 
 function listOf<R>(policies: Policies<R>): readonly (string | Policy<R>)[] {
