@@ -104,8 +104,10 @@ for (const [name, code] of Object.entries(frameworks)) {
 }
 
 /** What the recipe with this code exports, and what `more` does. */
-async function imported<T>(text: string, more = "", framework = "express"): Promise<T> {
-  const code = `import { Guard } from "redis-rl/${framework}";\n${blockWith(text)}\n${more}`;
+async function imported<T>(text: string, more = ""): Promise<T> {
+  const recipe = blockWith(text);
+  const before = recipe.includes("import { Guard }") ? "" : 'import { Guard } from "redis-rl/express";';
+  const code = `${before}\n${recipe}\n${more}`;
   const file = moduleOf(text + more, `${code}\nexport const stop = () => client.destroy();`);
   const all = (await import(file)) as T & { stop(): void };
   open.push(all.stop);
@@ -117,12 +119,15 @@ interface Guarded {
 }
 const asked = { ip: "192.0.2.1" } as Request;
 
-test("the recipe for a Request and its Response", async () => {
-  const { GET } = await imported<{ GET(request: unknown): Promise<Response> }>("const GET", "", "fetch");
-  const request = () => new globalThis.Request("http://localhost/", { headers: { "x-account": "ada" } });
-  const statuses = [];
-  for (let i = 0; i < 3; i++) statuses.push((await GET(request())).status);
-  assert.deepEqual(statuses, [200, 200, 429]);
+test("the recipe for Next.js: clients by their address, and those without one together", async () => {
+  const { GET } = await imported<{ GET(request: unknown): Promise<Response> }>("const GET");
+  for (const headers of [{}, { "x-forwarded-for": "203.0.113.9, 192.0.2.7" }] as Record<string, string>[]) {
+    const statuses = [];
+    const request = () => new globalThis.Request("http://localhost/", { headers });
+    for (let i = 0; i < 3; i++) statuses.push((await GET(request())).status);
+    assert.deepEqual(statuses, [200, 200, 429]);
+  }
+  assert.equal(await command(server, "EXISTS", "search:unknown", "search:192.0.2.7"), 2);
 });
 
 test("the recipe for answers", async () => {

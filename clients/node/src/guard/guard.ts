@@ -33,7 +33,7 @@ import { duration, type Window } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { outageLog, warn } from "./warning.js";
+import { mistakeOf, outageLog, warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
@@ -347,9 +347,11 @@ function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
 function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
   for (const other of met) {
     if (other.policy.name === name)
-      throw new TypeError(`this request meets two policies of the name ${name}: give each a name of its own`);
+      throw mistakeOf(
+        `this request meets two policies of the name ${name}: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
+      );
     if (other.key === key)
-      throw new TypeError(
+      throw mistakeOf(
         `the policies ${other.policy.name} and ${name} both count this request in the key ${key}: rename one`,
       );
   }
@@ -361,9 +363,7 @@ function whoIn(request: object): string | undefined {
   for (const { shares } of (request as Passing)[PASSAGE]?.visits ?? []) {
     for (const { who } of shares) {
       if (found !== undefined && who !== undefined && who !== found)
-        throw new TypeError(
-          "the limits further out count this request by several keys: give this limit a key",
-        );
+        throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
       found ??= who;
     }
   }
