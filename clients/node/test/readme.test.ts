@@ -61,7 +61,8 @@ function wholeOf(shown: string): string {
       code = `${before}\n${code}`;
   }
   const isOpen = /const client =/.test(code) && !/client\.close|app\.listen|node:test/.test(code);
-  return isOpen ? `${code}\nclient.destroy();\n` : code;
+  // While it connects it cannot be closed.
+  return isOpen ? `${code}\nawait client.ping();\nawait client.close();\n` : code;
 }
 
 const hello = 'app.get("/", (request, response) => response.send("hello"));';
@@ -88,12 +89,12 @@ for (const [i, { page, code: shownCode, shown }] of examples.entries()) {
       await overHttp(code, String(i), shown?.[1] === "http" ? (shown[2] ?? "") : "HTTP/1.1 200 OK\n\nhello");
     } else if (code.includes("node:test")) {
       await promisify(execFile)("node", ["--test", moduleOf(code, String(i))], {
-        timeout: 300_000,
+        timeout: 60_000,
         env: { ...process.env, NODE_TEST_CONTEXT: undefined },
       });
     } else {
       const { stdout } = await promisify(execFile)("node", [moduleOf(code, String(i))], {
-        timeout: 300_000,
+        timeout: 60_000,
       });
       assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
     }
