@@ -10,7 +10,12 @@ export const PROGRAM = `
     new Guard(away, "1/m", { key: () => "key", fail: "local", onOutage: () => {} }),
   ];
   const asked = guards.flatMap((guard) => [guard.take({}), guard.take({})]);
-  Promise.all(asked).then((answers) => console.log(answers.map(({ status }) => status).join()));
+  // What a guard waits for keeps no process alive.
+  const alive = setTimeout(() => {}, 60_000);
+  Promise.all(asked).then((answers) => {
+    console.log(answers.map(({ status }) => status).join());
+    clearTimeout(alive);
+  });
 `;
 
 /** What it prints. */
