@@ -3,7 +3,7 @@
 import type { Cluster, Redis } from "ioredis";
 import type { Words } from "../commands/commands.js";
 import { isReply } from "./errors.js";
-import type { Client, Events, Source } from "./source.js";
+import type { RedisClient, Events, Source } from "./source.js";
 import { setImmediate } from "./ticks.js";
 
 const SETTINGS = {
@@ -23,7 +23,7 @@ const SETTINGS = {
   socketTimeout: undefined,
 } as const;
 
-export function ioredisSource(client: Client): Source {
+export function ioredisSource(client: RedisClient): Source {
   const redis = client as unknown as Redis | Cluster;
   const nodeOf = (slot: number) => (redis.isCluster ? (redis as Cluster).slots[slot]?.[0] : undefined);
   // A cluster of version 6 forgets that it has ended.
