@@ -26,6 +26,7 @@ import {
   tally,
   waitFor,
 } from "./harness.js";
+import { followsTable, inFetch } from "./services.js";
 
 const PATIENT_MS = PATIENT.timeoutMs;
 
@@ -213,6 +214,14 @@ describe("connections", () => {
           const answers = await Promise.all(Array.from({ length: 50 }, ask));
           assert.deepEqual(tally(answers), { 200: LIMIT, 429: 50 - LIMIT }, name);
         }
+      });
+
+      test("each step of the table of a service", async () => {
+        const { client } = await connect(kind);
+        const begin = aKey();
+        await followsTable(({ prefix = "", ...options }) =>
+          inFetch(client, { ...options, prefix: `${begin}:${prefix}` }),
+        );
       });
 
       test("two policies are one decision, whatever their slots: the limit passes, and what one refuses costs nothing", async () => {

@@ -1,5 +1,6 @@
 // The service of clients/service.json in each framework. Each is as short as an application would write it.
 
+import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import type { AddressInfo, Server } from "node:net";
 import { serve as serveHono } from "@hono/node-server";
@@ -33,7 +34,7 @@ import { Guard as FastifyGuard } from "redis-rl/fastify";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
 import { Guard as KoaGuard } from "redis-rl/koa";
 import "reflect-metadata";
-import { serve, type Web } from "./harness.js";
+import { PATIENT, serve, type Web } from "./harness.js";
 
 /** What is one for all frameworks. */
 export type Options = Omit<GuardOptions<object>, "key">;
@@ -229,7 +230,7 @@ const inHono: Serve = async (client, options) => {
 };
 
 /** Handlers of Next.js, say: no framework that routes. */
-const inFetch: Serve = async (client, options) => {
+export const inFetch: Serve = async (client, options) => {
   const urlOf = (request: Request) => new URL(request.url);
   const guard = new FetchGuard<Request>(
     client,
@@ -366,3 +367,44 @@ export const services: Record<string, Serve> = {
   "Nest on Express": inNest,
   "Nest on Fastify": inNestOnFastify,
 };
+
+/** A service answers a request of the table. */
+export async function check(service: Service, step: Step): Promise<void> {
+  const [method = "", path = ""] = step.request.split(" ");
+  const response = await service.ask(
+    method,
+    path,
+    step.account === undefined ? {} : { account: step.account },
+  );
+  const text = await response.text();
+  assert.equal(response.status, step.status, `${step.request}: ${text}`);
+  for (const [name, value] of Object.entries(step.fields ?? {})) {
+    const told = response.headers.get(name);
+    if (name === "Content-Type") assert.equal(told?.split(";")[0], value);
+    else assert.equal(told, value, step.request);
+  }
+  if (step.body !== undefined)
+    assert.deepEqual(typeof step.body === "string" ? text : JSON.parse(text), step.body);
+}
+
+/** A service answers each step of the table, whatever it does while Redis is away. */
+export async function followsTable(start: (options: Options) => Promise<Service>): Promise<void> {
+  for (const fail of ["open", "closed", "local"] as const) {
+    let at = 0;
+    let told: string[] = [];
+    const service = await start({
+      ...PATIENT,
+      fail,
+      prefix: `${fail}:`,
+      clock: () => at,
+      onDecision: (_, { limited }, policies) =>
+        told.push(`${policies.map(({ name }) => name).join(", ")}: ${limited ? "limited" : "allowed"}`),
+    });
+    for (const step of table.steps) {
+      ({ at } = step);
+      told = [];
+      await check(service, step);
+      if (step.told !== undefined) assert.deepEqual(told, step.told);
+    }
+  }
+}
