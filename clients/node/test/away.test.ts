@@ -8,7 +8,7 @@ import { runInNewContext } from "node:vm";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Asking, rl, withTimeout } from "redis-rl";
-import type { GuardOptions, Request } from "redis-rl/express";
+import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { type Ask, guarded, stores } from "./asks.js";
 import {
   calls,
@@ -276,6 +276,40 @@ for (const [name, connect] of Object.entries(libraries)) {
       assert.deepEqual(lines.slice(1), end === undefined ? [] : ["Redis decides on rate limits again"]);
       assert.equal(hooked.length, lines.length);
     });
+
+  const refusals: [string, RegExp, ...settings: string[]][] = [
+    ["too many clients", /: the server has too many connections: raise maxclients/, "maxclients", "1"],
+    ["a password that is missing", /: the server asks for a password: name one/, "requirepass", "secret"],
+  ];
+  for (const [state, log, ...settings] of refusals)
+    test(`${name}: ${state} is told with what to do`, async (t) => {
+      const server = await Server.start();
+      const { client, ping, stop } = connect(server.url);
+      open.push(stop, () => server.stop());
+      await ping();
+      const { lines } = await told(t, client, PATIENT, async (ask) => {
+        await command(server, "CONFIG", "SET", ...settings);
+        for (let i = 0; i < 5; i++) assert.equal(await ask(), 200);
+      });
+      assert.match(lines.join("\n"), /^Redis is away, requests pass: .*$/);
+      assert.match(lines.join("\n"), log);
+    });
+
+  test(`${name}: a password that is wrong, and a module that is older, are told with what to do`, async (t) => {
+    const server = await Server.startWithoutModule();
+    const warned = t.mock.method(console, "warn", () => {});
+    for (const [user, log] of [
+      ["app:wrong@", /: the user or the password is wrong/],
+      ["", /: the server has not loaded the redis-rl module, or one older than this package/],
+    ] as const) {
+      const { client, stop } = connect(server.url.replace("//", `//${user}`));
+      open.push(stop);
+      const guard = new Guard(client, { quotas: "5/h", algorithm: "bucket", key: "key" }, PATIENT);
+      assert.ok((await guard.take({} as Request)).allowed);
+      assert.match(String(warned.mock.calls.at(-1)?.arguments[0]), log);
+    }
+    await server.stop();
+  });
 
   test(`${name}: connections, timers and what is remembered keep no context of a request`, async () => {
     const server = await Server.start();

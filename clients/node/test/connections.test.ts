@@ -26,6 +26,7 @@ import {
   tally,
   waitFor,
 } from "./harness.js";
+import { followsTable, inFetch } from "./services.js";
 
 const PATIENT_MS = PATIENT.timeoutMs;
 
@@ -216,10 +217,19 @@ describe("connections", () => {
       test(`a limit of ${LIMIT} lets ${LIMIT} of 50 pass, through every adapter`, async () => {
         const connected = await connect(kind);
         for (const [name, adapter] of Object.entries(adapters)) {
-          const ask = adapter(connected, aKey());
+          // A key that is no UTF-8 is limited like any other.
+          const ask = adapter(connected, `${aKey()}\ud800`);
           const answers = await Promise.all(Array.from({ length: 50 }, ask));
           assert.deepEqual(tally(answers), { 200: LIMIT, 429: 50 - LIMIT }, name);
         }
+      });
+
+      test("each step of the table of a service", async () => {
+        const { client } = await connect(kind);
+        const begin = aKey();
+        await followsTable(({ prefix = "", ...options }) =>
+          inFetch(client, { ...options, prefix: `${begin}:${prefix}` }),
+        );
       });
 
       test("two policies are one decision, whatever their slots: the limit passes, and what one refuses costs nothing", async () => {

@@ -2,6 +2,10 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { mkdtempSync, rmSync } from "node:fs";
+import http from "node:http";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { afterEach, beforeEach, describe, test } from "node:test";
 import express from "express";
 import { type Algorithm, type Client as AnyClient, leases, type Sender } from "redis-rl";
@@ -144,6 +148,35 @@ describe("express", () => {
       await web?.stop();
     }
     assert.equal(await asked(), 0);
+  });
+
+  test("clients without an address are told of once, and share a quota; so is a key that nobody has", async (t) => {
+    const warned = t.mock.method(console, "warn", () => {});
+    const folder = mkdtempSync(join(tmpdir(), "redis-rl-"));
+    const socketPath = join(folder, "socket");
+    const app = express();
+    const guard = new Guard<express.Request>(
+      client,
+      ["2/h", { name: "b", quotas: "9/h", key: () => null }],
+      PATIENT,
+    );
+    app.use(guard.middleware, (_request, response) => void response.send("hello"));
+    const listening = app.listen(socketPath);
+    await once(listening, "listening");
+    const ask = async () => {
+      const [response] = (await once(http.get({ socketPath, agent: false }), "response")) as [
+        http.IncomingMessage,
+      ];
+      response.resume();
+      return response.statusCode;
+    };
+    assert.deepEqual([await ask(), await ask(), await ask()], [200, 200, 429]);
+    listening.close();
+    rmSync(folder, { recursive: true });
+    const lines = warned.mock.calls.map((call) => String(call.arguments[0]));
+    assert.equal(lines.length, 2);
+    assert.match(lines[0] ?? "", /^a client has no address, as on a unix socket: .* key: /);
+    assert.match(lines[1] ?? "", /^the key of the policy b is null: .* without a limit/);
   });
 
   /** Policies that have so many quotas together. */
@@ -668,7 +701,8 @@ describe("express", () => {
     await limiter.close();
   });
 
-  test("a limit of a route is named by its method and pattern, also of HEAD; where that is not told, an error says so", async () => {
+  test("a limit of a route is named by its method and pattern, also of HEAD; where that is not told, an error says so, and the log once", async (t) => {
+    const warned = t.mock.method(console, "warn", () => {});
     const app = express();
     const answer: express.RequestHandler = (_request, response) => void response.send("hello");
     const guard = new Guard<express.Request>(client, [], PATIENT);
@@ -690,11 +724,19 @@ describe("express", () => {
       assert.match(headers.get("RateLimit") ?? "", /^"\/all-1h";r=[34];/);
     }
     assert.equal((await get("/one")).status, 200);
-    for (const path of ["/two", "/api/search", "/router"]) {
+    for (const path of ["/two", "/two", "/api/search", "/router"]) {
       const { status, text } = await get(path);
       assert.equal(status, 500);
-      assert.match(text, /give (it|its limit) a name/);
+      assert.match(text, /give it a name/);
     }
+    const line = 'give it a name, as in guard.limit({ name: "search", quotas: "5/h" })';
+    assert.deepEqual(
+      warned.mock.calls.map((call) => call.arguments),
+      [
+        [`this limit has no name, and it is on GET /one and on GET /two: ${line}`],
+        [`this limit has no name, and its route is not known here: ${line}`],
+      ],
+    );
     // What is mounted once with a parameter, and once without, has one name.
     const named = express.Router().get("/", guard.limit({ name: "named", quotas: "5/h" }), answer);
     app.use("/tenants/:tenant", named).use("/tenant", named);

@@ -4,6 +4,8 @@ import assert from "node:assert/strict";
 import { before, describe, test } from "node:test";
 import fastifyRateLimit, { type RateLimitOptions, type RateLimitPluginOptions } from "@fastify/rate-limit";
 import Fastify, { type FastifyInstance } from "fastify";
+import { MemoryLimiter } from "redis-rl";
+import { Guard } from "redis-rl/fastify";
 import { rateLimitStore, type StoreOptions } from "redis-rl/fastify-rate-limit";
 import { calls, type Client, clock, command, onOneServer, PATIENT, type Server, tally } from "./harness.js";
 
@@ -240,4 +242,28 @@ describe("@fastify/rate-limit", () => {
     assert.equal((await ask(await application({ max: 1 })))[0], 500);
     assert.equal((await ask(await application({ max: 1, skipOnError: true })))[0], 200);
   });
+});
+
+test("a limit without a name on two routes of Fastify stops the start", async () => {
+  const guard = new Guard(new MemoryLimiter(), "9/h");
+  const app = Fastify();
+  await app.register(guard.middleware);
+  const [onRequest, preHandler] = [guard.limit("2/h"), guard.limit({ name: "both", quotas: "2/h" })];
+  await app.register(
+    async (api) => void api.get("/", { onRequest, preHandler: [preHandler] }, () => "hello"),
+    { prefix: "/api" },
+  );
+  app.get("/search", { preHandler }, () => "hello");
+  const policies = [];
+  for (const url of ["/api", "/api/"]) policies.push((await app.inject(url)).headers["ratelimit"]);
+  assert.deepEqual(policies, [
+    '"requests-1h";r=8;t=3600, "GET /api-1h";r=1;t=3600, "both-1h";r=1;t=3600',
+    '"requests-1h";r=7;t=3600, "GET /api-1h";r=0;t=3600, "both-1h";r=0;t=3600',
+  ]);
+  const other = Fastify();
+  await other.register(guard.middleware);
+  assert.throws(
+    () => other.get("/other", { onRequest }, () => "hello"),
+    /on GET \/api and on GET \/other: give/,
+  );
 });

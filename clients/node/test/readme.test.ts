@@ -1,12 +1,13 @@
 // The code of the README and of the pages beside it does what they say.
 
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
+import { once } from "node:events";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { after, before, beforeEach, test } from "node:test";
 import { promisify } from "node:util";
 import type express from "express";
-import { command, serve, Server, socket } from "./harness.js";
+import { command, Forwarder, freePort, isThere, serve, Server, socket, waitFor } from "./harness.js";
 
 const PAGES = ["README.md", "adapters.md", "benchmarks.md", "commands.md", "recipes.md"];
 const pages = new Map(
@@ -60,7 +61,8 @@ function wholeOf(shown: string): string {
       code = `${before}\n${code}`;
   }
   const isOpen = /const client =/.test(code) && !/client\.close|app\.listen|node:test/.test(code);
-  return isOpen ? `${code}\nawait client.close();\n` : code;
+  // While it connects it cannot be closed.
+  return isOpen ? `${code}\nawait client.ping();\nawait client.close();\n` : code;
 }
 
 const hello = 'app.get("/", (request, response) => response.send("hello"));';
@@ -87,17 +89,43 @@ for (const [i, { page, code: shownCode, shown }] of examples.entries()) {
       await overHttp(code, String(i), shown?.[1] === "http" ? (shown[2] ?? "") : "HTTP/1.1 200 OK\n\nhello");
     } else if (code.includes("node:test")) {
       await promisify(execFile)("node", ["--test", moduleOf(code, String(i))], {
-        timeout: 300_000,
+        timeout: 60_000,
         env: { ...process.env, NODE_TEST_CONTEXT: undefined },
       });
     } else {
       const { stdout } = await promisify(execFile)("node", [moduleOf(code, String(i))], {
-        timeout: 300_000,
+        timeout: 60_000,
       });
       assert.equal(stdout, shown?.[1] === "text" ? shown[2] : "");
     }
   });
 }
+
+for (const carries of [true, false])
+  test(`what the README starts, starts while Redis ${carries ? "refuses" : "says nothing"}, and limits once it is there`, async () => {
+    const forwarder = await Forwarder.start(server);
+    forwarder.carries = carries;
+    if (carries) forwarder.to = await freePort();
+    const port = await freePort();
+    const shown = examples.find(({ code }) => code.includes("client.connect().catch"))?.code ?? "";
+    const code = shown.replace("createClient()", `createClient({ url: "${forwarder.url}" })`);
+    const app = `const app = express(); app.use(guard.middleware); ${hello} app.listen(${port});`;
+    const file = new URL(`readme-away-${carries}.mjs`, import.meta.url);
+    writeFileSync(file, `${BEFORE.express}\n${BEFORE.Guard}\n${code}\n${app}`);
+    const child = spawn("node", [file.pathname], { stdio: "ignore" });
+    const ended = once(child, "exit");
+    try {
+      await waitFor("the service", () => isThere(port));
+      const ask = async () => (await fetch(`http://127.0.0.1:${port}`)).status;
+      for (let i = 0; i < 6; i++) assert.equal(await ask(), 200);
+      [forwarder.to, forwarder.carries] = [server.port, true];
+      await waitFor("a refusal", async () => (await ask()) === 429);
+    } finally {
+      child.kill();
+      await ended;
+      forwarder.stop();
+    }
+  });
 
 function headingsOf(page: string): string[] {
   return [...(pages.get(page) ?? "").matchAll(/^#+ (.*)$/gm)].map(([, heading = ""]) =>

@@ -6,6 +6,7 @@ import { once } from "node:events";
 import { readFileSync, unwatchFile, writeFileSync } from "node:fs";
 import { test } from "node:test";
 import { register } from "prom-client";
+import ts from "typescript";
 import type { Guard, Request } from "redis-rl/express";
 import {
   command,
@@ -20,10 +21,23 @@ import {
 } from "./harness.js";
 
 const recipes = readFileSync(`${process.env.PAGES ?? ".."}/recipes.md`, "utf8")
-  .split("```js\n")
+  .split(/```[jt]s\n/)
   .slice(1)
   .map((part) => part.slice(0, part.indexOf("```")));
 const blockWith = (text: string) => recipes.find((code) => code.includes(text)) ?? "";
+
+const compilerOptions = { target: ts.ScriptTarget.ES2022, experimentalDecorators: true };
+const nest = ts.transpile(blockWith("@nestjs/core"), { ...compilerOptions, module: ts.ModuleKind.ESNext });
+const frameworks: Record<string, string> = {
+  Fastify: blockWith('from "fastify"'),
+  Koa: blockWith('from "koa"'),
+  Hono: blockWith('from "hono"'),
+  "Nest on Express": nest,
+  "Nest on Fastify": `import { FastifyAdapter } from "@nestjs/platform-fastify";\n${nest
+    .replace("redis-rl/express", "redis-rl/fastify")
+    .replace("app.use(", "await app.register(")
+    .replace("NestFactory.create(App", "NestFactory.create(App, new FastifyAdapter()")}`,
+};
 
 /** What a recipe needs that is shown before it. */
 const start = `import { createClient } from "redis";
@@ -39,14 +53,14 @@ const open = opened();
 function moduleOf(name: string, code: string): string {
   const there = `createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} } }`;
   const file = new URL(`recipe-${name.replace(/\W/g, "").slice(0, 80)}.mjs`, import.meta.url);
-  writeFileSync(file, `${start}\n${code}`.replace("createClient({}", there));
+  writeFileSync(file, `import "reflect-metadata";\n${start}\n${code}`.replace("createClient({}", there));
   return file.pathname;
 }
 
-for (const name of ["fastify", "koa", "hono"]) {
+for (const [name, code] of Object.entries(frameworks)) {
   test(`${name}: of a burst of 300 exactly the limit passes, and no request waits for a server that is stopped`, async () => {
     const port = await freePort();
-    const file = moduleOf(name, blockWith(`from "${name}"`).replace(/\b3000\b/, String(port)));
+    const file = moduleOf(name, code.replace(/\b3000\b/, String(port)));
     const application: ChildProcess = spawn("node", [file], { stdio: ["ignore", "inherit", "ignore"] });
     const ended = once(application, "exit");
     open.push(async () => {
@@ -90,8 +104,10 @@ for (const name of ["fastify", "koa", "hono"]) {
 }
 
 /** What the recipe with this code exports, and what `more` does. */
-async function imported<T>(text: string, more = "", framework = "express"): Promise<T> {
-  const code = `import { Guard } from "redis-rl/${framework}";\n${blockWith(text)}\n${more}`;
+async function imported<T>(text: string, more = ""): Promise<T> {
+  const recipe = blockWith(text);
+  const before = recipe.includes("import { Guard }") ? "" : 'import { Guard } from "redis-rl/express";';
+  const code = `${before}\n${recipe}\n${more}`;
   const file = moduleOf(text + more, `${code}\nexport const stop = () => client.destroy();`);
   const all = (await import(file)) as T & { stop(): void };
   open.push(all.stop);
@@ -103,12 +119,15 @@ interface Guarded {
 }
 const asked = { ip: "192.0.2.1" } as Request;
 
-test("the recipe for a Request and its Response", async () => {
-  const { GET } = await imported<{ GET(request: unknown): Promise<Response> }>("const GET", "", "fetch");
-  const request = () => new globalThis.Request("http://localhost/", { headers: { "x-account": "ada" } });
-  const statuses = [];
-  for (let i = 0; i < 3; i++) statuses.push((await GET(request())).status);
-  assert.deepEqual(statuses, [200, 200, 429]);
+test("the recipe for Next.js: clients by their address, and those without one together", async () => {
+  const { GET } = await imported<{ GET(request: unknown): Promise<Response> }>("const GET");
+  for (const headers of [{}, { "x-forwarded-for": "203.0.113.9, 192.0.2.7" }] as Record<string, string>[]) {
+    const statuses = [];
+    const request = () => new globalThis.Request("http://localhost/", { headers });
+    for (let i = 0; i < 3; i++) statuses.push((await GET(request())).status);
+    assert.deepEqual(statuses, [200, 200, 429]);
+  }
+  assert.equal(await command(server, "EXISTS", "search:unknown", "search:192.0.2.7"), 2);
 });
 
 test("the recipe for answers", async () => {

@@ -16,25 +16,7 @@ import {
   PATIENT,
   type Server,
 } from "./harness.js";
-import { type Options, type Serve, type Service, services, type Step, table } from "./services.js";
-
-async function check(service: Service, step: Step): Promise<void> {
-  const [method = "", path = ""] = step.request.split(" ");
-  const response = await service.ask(
-    method,
-    path,
-    step.account === undefined ? {} : { account: step.account },
-  );
-  const text = await response.text();
-  assert.equal(response.status, step.status, `${step.request}: ${text}`);
-  for (const [name, value] of Object.entries(step.fields ?? {})) {
-    const told = response.headers.get(name);
-    if (name === "Content-Type") assert.equal(told?.split(";")[0], value);
-    else assert.equal(told, value, step.request);
-  }
-  if (step.body !== undefined)
-    assert.deepEqual(typeof step.body === "string" ? text : JSON.parse(text), step.body);
-}
+import { check, followsTable, type Options, type Serve, type Service, services, table } from "./services.js";
 
 let server: Server;
 let client: Client;
@@ -59,20 +41,7 @@ for (const [framework, serve] of Object.entries(services)) {
     test(`${framework} and ${library}: each step of the table`, async () => {
       const { client, stop } = connect(server.url);
       open.push(stop);
-      let at = 0;
-      let told: string[] = [];
-      const service = await start(serve, client, {
-        ...PATIENT,
-        clock: () => at,
-        onDecision: (_, { limited }, policies) =>
-          told.push(`${policies.map(({ name }) => name).join(", ")}: ${limited ? "limited" : "allowed"}`),
-      });
-      for (const step of table.steps) {
-        ({ at } = step);
-        told = [];
-        await check(service, step);
-        if (step.told !== undefined) assert.deepEqual(told, step.told);
-      }
+      await followsTable((options) => start(serve, client, options));
     });
 
     if (!(library in libraries)) continue;
@@ -125,8 +94,13 @@ for (const [framework, serve] of Object.entries(services)) {
       for (let i = 0; i < 2; i++) await service.ask("GET", "/search");
       const refused = await service.ask("GET", "/search");
       assert.deepEqual([refused.status, refused.headers.get("X-Status")], [420, "429"]);
-      assert.match(refused.headers.get("Content-Type") ?? "", /^text\/plain/);
       assert.match(refused.headers.get("RateLimit") ?? "", /r=0;t=\d+$/);
+      if (framework.startsWith("Nest")) {
+        // Text is the message of an exception of Nest.
+        assert.deepEqual(await refused.json(), { statusCode: 420, message: "GET /search-10s" });
+        return;
+      }
+      assert.match(refused.headers.get("Content-Type") ?? "", /^text\/plain/);
       assert.equal(await refused.text(), "GET /search-10s");
     });
 

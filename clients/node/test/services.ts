@@ -1,5 +1,6 @@
 // The service of clients/service.json in each framework. Each is as short as an application would write it.
 
+import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import type { AddressInfo, Server } from "node:net";
 import { serve as serveHono } from "@hono/node-server";
@@ -7,22 +8,23 @@ import { getConnInfo } from "@hono/node-server/conninfo";
 import Router from "@koa/router";
 import {
   Controller,
+  type ExecutionContext,
   Get,
   HttpCode,
+  HttpException,
   type INestApplication,
-  type MiddlewareConsumer,
   Module,
-  type NestModule,
   Post,
   Query,
   Req,
-  RequestMethod,
   Res,
+  UseGuards,
 } from "@nestjs/common";
-import { NestFactory } from "@nestjs/core";
-import { FastifyAdapter, type NestFastifyApplication } from "@nestjs/platform-fastify";
+import { type AbstractHttpAdapter, NestFactory } from "@nestjs/core";
+import { ExpressAdapter } from "@nestjs/platform-express";
+import { FastifyAdapter } from "@nestjs/platform-fastify";
 import express from "express";
-import Fastify, { type FastifyReply, type FastifyRequest } from "fastify";
+import Fastify, { type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
 import { routePath } from "hono/route";
 import Koa from "koa";
@@ -32,7 +34,7 @@ import { Guard as FastifyGuard } from "redis-rl/fastify";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
 import { Guard as KoaGuard } from "redis-rl/koa";
 import "reflect-metadata";
-import { serve, type Web } from "./harness.js";
+import { PATIENT, serve, type Web } from "./harness.js";
 
 /** What is one for all frameworks. */
 export type Options = Omit<GuardOptions<object>, "key">;
@@ -228,7 +230,7 @@ const inHono: Serve = async (client, options) => {
 };
 
 /** Handlers of Next.js, say: no framework that routes. */
-const inFetch: Serve = async (client, options) => {
+export const inFetch: Serve = async (client, options) => {
   const urlOf = (request: Request) => new URL(request.url);
   const guard = new FetchGuard<Request>(
     client,
@@ -284,8 +286,25 @@ const inFetch: Serve = async (client, options) => {
   };
 };
 
-/** Both platforms of Nest have these handlers. */
-function controllerOf(guard: ExpressGuard<express.Request> | FastifyGuard): new () => object {
+/** The recipe for Nest: the same on both platforms. */
+async function nest(
+  guard: ExpressGuard<express.Request> | FastifyGuard,
+  use: (app: INestApplication) => unknown,
+  adapter: AbstractHttpAdapter,
+): Promise<Service> {
+  const limit = (policies: string | object) => ({
+    async canActivate(context: ExecutionContext) {
+      const http = context.switchToHttp();
+      const { allowed, status, fields, body } = await guard.take(
+        http.getRequest<never>(),
+        policies as string,
+      );
+      for (const name in fields) http.getResponse<express.Response>().header(name, fields[name]);
+      if (!allowed) throw new HttpException(body ?? "", status);
+      return true;
+    },
+  });
+  const cost = ({ query }: { query: { rows: string } }) => Number(query.rows);
   @Controller()
   class Routes {
     @Get("health") health() {
@@ -294,73 +313,49 @@ function controllerOf(guard: ExpressGuard<express.Request> | FastifyGuard): new 
     @Get() hello() {
       return "hello";
     }
-    @Get("search") search() {
+    @Get("search") @UseGuards(limit("2/10s")) search() {
       return "found";
     }
-    @Get("export") export() {
+    @Get("export") @UseGuards(limit({ name: "export", quotas: "10/m", cost })) export() {
       return "exported";
     }
-    @Post("generate") @HttpCode(200) async generate(@Req() request: never, @Query("used") used: string) {
+    @Post("generate") @HttpCode(200) @UseGuards(limit(tokens)) async generate(
+      @Req() request: never,
+      @Query("used") used: string,
+    ) {
       await guard.settle(request, { tokens: Number(used) });
       return "done";
     }
     @Post("batch") @HttpCode(200) async batch(
       @Req() request: never,
-      @Res({ passthrough: true }) response: express.Response & FastifyReply,
+      @Res({ passthrough: true }) response: express.Response,
     ) {
       const { allowed, status, fields, body } = await guard.take(request, batch, 2);
       if (allowed) return "done";
       response.status(status);
-      for (const [name, value] of Object.entries(fields)) response.header(name, value);
+      for (const name in fields) response.header(name, fields[name]);
       return body;
     }
   }
-  return Routes;
-}
-
-async function nest(app: INestApplication, guard: { close(): Promise<void> }): Promise<Service> {
+  @Module({ controllers: [Routes] })
+  class App {}
+  const app = await NestFactory.create(App, adapter, { logger: false, forceCloseConnections: true });
+  await use(app);
   await app.listen(0, "127.0.0.1");
   const server = app.getHttpServer() as Server;
   const { port } = server.address() as AddressInfo;
   return served({ url: `http://127.0.0.1:${port}`, server, stop: () => app.close() }, guard);
 }
 
-const inNest: Serve = async (client, options) => {
+const inNest: Serve = (client, options) => {
   const guard = expressGuard(client, options);
-  const cost = (request: express.Request) => Number(request.query.rows);
-  @Module({ controllers: [controllerOf(guard)] })
-  class App implements NestModule {
-    configure(consumer: MiddlewareConsumer) {
-      consumer.apply(guard.limit("2/10s")).forRoutes({ path: "search", method: RequestMethod.GET });
-      consumer.apply(guard.limit({ name: "export", quotas: "10/m", cost })).forRoutes("export");
-      consumer.apply(guard.limit(tokens)).forRoutes("generate");
-    }
-  }
-  const app = await NestFactory.create(App, { logger: false, forceCloseConnections: true });
-  app.use(guard.middleware);
-  return nest(app, guard);
+  return nest(guard, (app) => app.use(guard.middleware), new ExpressAdapter());
 };
 
-const inNestOnFastify: Serve = async (client, options) => {
+const inNestOnFastify: Serve = (client, options) => {
   const guard = fastifyGuard(client, options);
-  @Module({ controllers: [controllerOf(guard)] })
-  class App {}
   const adapter = new FastifyAdapter({ forceCloseConnections: true });
-  const app = await NestFactory.create<NestFastifyApplication>(App, adapter, { logger: false });
-  await app.register(guard.middleware as never);
-  const limits: Record<string, ReturnType<FastifyGuard["limit"]>> = {
-    "/search": guard.limit("2/10s"),
-    "/export": guard.limit({ name: "export", quotas: "10/m", cost: costOf }),
-    "/generate": guard.limit(tokens),
-  };
-  app
-    .getHttpAdapter()
-    .getInstance()
-    .addHook("onRoute", (route) => {
-      const limit = limits[route.url];
-      if (limit !== undefined) route.onRequest = limit as never;
-    });
-  return nest(app, guard);
+  return nest(guard, () => adapter.register(guard.middleware as never), adapter);
 };
 
 export const services: Record<string, Serve> = {
@@ -372,3 +367,44 @@ export const services: Record<string, Serve> = {
   "Nest on Express": inNest,
   "Nest on Fastify": inNestOnFastify,
 };
+
+/** A service answers a request of the table. */
+export async function check(service: Service, step: Step): Promise<void> {
+  const [method = "", path = ""] = step.request.split(" ");
+  const response = await service.ask(
+    method,
+    path,
+    step.account === undefined ? {} : { account: step.account },
+  );
+  const text = await response.text();
+  assert.equal(response.status, step.status, `${step.request}: ${text}`);
+  for (const [name, value] of Object.entries(step.fields ?? {})) {
+    const told = response.headers.get(name);
+    if (name === "Content-Type") assert.equal(told?.split(";")[0], value);
+    else assert.equal(told, value, step.request);
+  }
+  if (step.body !== undefined)
+    assert.deepEqual(typeof step.body === "string" ? text : JSON.parse(text), step.body);
+}
+
+/** A service answers each step of the table, whatever it does while Redis is away. */
+export async function followsTable(start: (options: Options) => Promise<Service>): Promise<void> {
+  for (const fail of ["open", "closed", "local"] as const) {
+    let at = 0;
+    let told: string[] = [];
+    const service = await start({
+      ...PATIENT,
+      fail,
+      prefix: `${fail}:`,
+      clock: () => at,
+      onDecision: (_, { limited }, policies) =>
+        told.push(`${policies.map(({ name }) => name).join(", ")}: ${limited ? "limited" : "allowed"}`),
+    });
+    for (const step of table.steps) {
+      ({ at } = step);
+      told = [];
+      await check(service, step);
+      if (step.told !== undefined) assert.deepEqual(told, step.told);
+    }
+  }
+}

@@ -218,7 +218,7 @@ function taking(name: string) {
     IS_READ_ONLY: false,
     parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
-      writer.pushKey(key);
+      pushKey(writer, key);
       pushQuotas(writer, quotas);
       pushOptions(writer, options);
     },
@@ -243,7 +243,7 @@ export const rl = {
     IS_READ_ONLY: true,
     parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions): void {
       writer.push("RL.PEEK");
-      writer.pushKey(key);
+      pushKey(writer, key);
       pushQuotas(writer, quotas);
       pushOptions(writer, options);
     },
@@ -253,7 +253,7 @@ export const rl = {
     IS_READ_ONLY: true,
     parseCommand(this: void, writer: CommandWriter, key: Key): void {
       writer.push("RL.INFO");
-      writer.pushKey(key);
+      pushKey(writer, key);
     },
     transformReply: info,
   },
@@ -262,7 +262,7 @@ export const rl = {
     parseCommand(this: void, writer: CommandWriter, rows: readonly Row[], options?: AllOptions): void {
       writer.push("RL.ALL");
       for (const { key, algorithm, limit, window, cost = 1 } of rows) {
-        writer.pushKey(key);
+        pushKey(writer, key);
         writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
       }
       pushOptions(writer, options);
@@ -273,7 +273,7 @@ export const rl = {
     IS_READ_ONLY: false,
     parseCommand(this: void, writer: CommandWriter, key: Key): void {
       writer.push("DEL");
-      writer.pushKey(key);
+      pushKey(writer, key);
     },
     // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
     transformReply: (reply: Integer): number => Number(reply),
@@ -343,6 +343,11 @@ export class Commands implements RateLimiter {
       return description.transformReply((reply instanceof Promise ? await reply : reply) as never);
     };
   }
+}
+
+/** A lone surrogate is sent as U+FFFD: a client of a cluster would seek it in the slot of other bytes. */
+function pushKey(writer: CommandWriter, key: Key): void {
+  writer.pushKey(typeof key === "string" ? key.toWellFormed() : key);
 }
 
 /** A key with what its client puts before it. */

@@ -14,6 +14,9 @@ export type Hook<R extends FastifyRequest = FastifyRequest> = (
   reply: FastifyReply,
 ) => Promise<unknown>;
 
+/** The policies of hooks. */
+const limits = new WeakMap<object, PolicySet<never>>();
+
 /** Limits the requests of an application. */
 export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   R,
@@ -25,17 +28,24 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
       app.addHook("onRequest", hook as Hook);
+      // One limit on two routes stops the start.
+      app.addHook("onRoute", ({ method, url, onRequest, preParsing, preValidation, preHandler }) => {
+        for (const hook of [onRequest, preParsing, preValidation, preHandler].flat())
+          if (hook !== undefined) limits.get(hook)?.nameBy(nameOf(method, url));
+      });
       done();
     };
     return Object.assign(plugin, { [Symbol.for("skip-override")]: true });
   }
 
   protected override handler(policies: PolicySet<R>): Hook<R> {
-    return async (request, reply) => {
+    const hook: Hook<R> = async (request, reply) => {
       const { allowed, status, fields, body } = await this.decide(request, reply, policies);
       if (allowed || reply.sent) return undefined;
       return reply.code(status).headers(fields).send(textOf(body));
     };
+    limits.set(hook, policies as unknown as PolicySet<never>);
+    return hook;
   }
 
   protected override addressOf({ ip }: R): string {
@@ -43,7 +53,7 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   }
 
   protected override routeOf({ routeOptions: { method, url } }: R): string | undefined {
-    return url === undefined ? undefined : routeName(method, url);
+    return url === undefined ? undefined : nameOf(method, url);
   }
 
   protected override isGone(_: R, reply: FastifyReply | undefined): boolean {
@@ -53,4 +63,9 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   protected override tell(reply: FastifyReply, fields: Fields): void {
     if (!reply.sent) reply.headers(fields);
   }
+}
+
+/** The route `/` of a scope is with and without a slash at its end. */
+function nameOf(method: string | string[], url: string): string {
+  return routeName(method, url.replace(/(.)\/$/, "$1"));
 }

@@ -1,6 +1,7 @@
 // Whom a network address stands for.
 
 import { isIPv4, isIPv6 } from "node:net";
+import { warnOnce } from "./warning.js";
 
 /** The first six groups of IPv6 addresses whose last two are an IPv4 address. */
 const IPV4_PREFIXES = ["0:0:0:0:0:ffff", "0:0:0:0:ffff:0", "64:ff9b:0:0:0:0", "0:0:0:0:0:0"];
@@ -10,7 +11,12 @@ const IPV4_PREFIXES = ["0:0:0:0:0:ffff", "0:0:0:0:ffff:0", "64:ff9b:0:0:0:0", "0
  * IPv6. An IPv6 client has a whole network, named by its first 64 bits. Clients without an address are one: `unknown`.
  */
 export function clientAddress(address: string | undefined | null): string {
-  if (!address) return "unknown";
+  if (!address) {
+    warnOnce(
+      "a client has no address, as on a unix socket: all such clients share a quota, unless the guard has a key, as in { key: (request) => request.headers.authorization }",
+    );
+    return "unknown";
+  }
   const [, ipv6, ipv4] = /^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/.exec(address) ?? [];
   const bare = (ipv6 ?? ipv4 ?? address).replace(/%.*/, "");
   if (isIPv4(bare)) return bare;

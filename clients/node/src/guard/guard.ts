@@ -18,6 +18,7 @@ import { type Answer as Decided, Request as Asked } from "../keys/request.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import {
   type AppliedPolicy,
+  areNamed,
   type Choose,
   isPromise,
   type KeyOf,
@@ -29,9 +30,10 @@ import {
   units,
 } from "./policy.js";
 import { duration, type Window } from "../commands/quota.js";
+import { Recent } from "../commands/recent.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { outageLog, warn } from "./warning.js";
+import { mistakeOf, outageLog, warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
@@ -109,8 +111,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #local: Driver | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
-  /** Those that handlers name. */
-  readonly #taken: PolicySet<R>;
+  /** What handlers name, by the names of their routes. */
+  readonly #taken = new Recent<PolicySet<R>>(1000);
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
     const {
@@ -127,7 +129,6 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#options = options;
     this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
     this.#own = new PolicySet(policies, this.#setting);
-    this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     const [asker, rememberMs] = [askerOf(client, timeoutMs), duration(remember)];
     this.#driver = new Driver(
       asker,
@@ -166,7 +167,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    * answers a request that is not allowed.
    */
   async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
-    const set = policies === undefined ? this.#own : this.#taken;
+    const set = policies === undefined ? this.#own : this.#setOf(request, policies);
     const shares = await (policies === undefined ? set.shares(request) : set.sharesBy(policies, request));
     const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
     return this.decide(request, undefined, set, asked);
@@ -239,6 +240,18 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const fields = standingOf(passage);
     if (told !== undefined) this.tell(told, fields);
     return { ...PASSES, fields };
+  }
+
+  /** Policies that a handler names: those without a name have that of the route, where it is known. */
+  #setOf(request: R, policies: Policies<R>): PolicySet<R> {
+    const route = areNamed(policies) ? undefined : this.routeOf(request);
+    const name = route ?? "";
+    let set = this.#taken.get(name);
+    if (set === undefined) {
+      set = new PolicySet<R>(() => undefined, this.#setting, route === undefined ? undefined : () => route);
+      this.#taken.put(name, set);
+    }
+    return set;
   }
 
   /** Asks for shares, those that only try by themselves. */
@@ -334,9 +347,11 @@ function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
 function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
   for (const other of met) {
     if (other.policy.name === name)
-      throw new TypeError(`this request meets two policies of the name ${name}: give each a name of its own`);
+      throw mistakeOf(
+        `this request meets two policies of the name ${name}: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
+      );
     if (other.key === key)
-      throw new TypeError(
+      throw mistakeOf(
         `the policies ${other.policy.name} and ${name} both count this request in the key ${key}: rename one`,
       );
   }
@@ -348,9 +363,7 @@ function whoIn(request: object): string | undefined {
   for (const { shares } of (request as Passing)[PASSAGE]?.visits ?? []) {
     for (const { who } of shares) {
       if (found !== undefined && who !== undefined && who !== found)
-        throw new TypeError(
-          "the limits further out count this request by several keys: give this limit a key",
-        );
+        throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
       found ??= who;
     }
   }

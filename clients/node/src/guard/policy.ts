@@ -9,6 +9,7 @@ import { LEASE_MS, wholeUnits } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, type Quota, type Quotas } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
+import { mistakeOf, warnOnce } from "./warning.js";
 
 /** More rows the server refuses, which would be read as Redis being away. */
 const MAX_ROWS = 64;
@@ -80,6 +81,8 @@ class CheckedPolicy<R> {
   readonly #key: KeyOf<R> | string | undefined;
   readonly #cost: number | ((request: R) => MaybePromise<number>);
   readonly #begin: string;
+  /** Whether any request had a key. */
+  #isUsed = false;
 
   constructor(policy: Policy<R>, unnamed: string, prefix: string) {
     const {
@@ -121,7 +124,14 @@ class CheckedPolicy<R> {
   }
 
   #of(request: R, who: string | number | undefined | null): MaybePromise<PolicyShare | undefined> {
-    if (who === undefined || who === null) return undefined;
+    if (who === undefined || who === null) {
+      if (!this.#isUsed)
+        warnOnce(
+          `the key of the policy ${this.name} is ${who}: such requests pass it without a limit; a text such as "nobody" limits them together`,
+        );
+      return undefined;
+    }
+    this.#isUsed = true;
     if (typeof who !== "string" && typeof who !== "number") throw new TypeError("a key must be text");
     return this.#withKey(request, String(who), String(who));
   }
@@ -214,20 +224,20 @@ export class PolicySet<R> {
 
   /** Policies without a name have that of the route. */
   #nameFor(request: R, policies: Policies<R>): void {
-    if (
-      listOf(policies).every(
-        (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
-      )
-    )
-      return;
-    const route = this.#routeOf?.(request);
-    if (route === undefined)
-      throw new TypeError(
-        'the pattern of this route is not known here: give its limit a name, as in { name: "search", quotas: "2/m" }',
-      );
-    if (route === this.#name) return;
-    if (this.#name !== undefined)
-      throw new TypeError(`one limit is on ${this.#name} and on ${route}: give it a name, which they share`);
+    if (!areNamed(policies)) this.nameBy(this.#routeOf?.(request), policies);
+  }
+
+  /** This route is limited by it. */
+  nameBy(route: string | undefined, policies = this.#policies): void {
+    if (typeof policies === "function" || areNamed(policies)) return;
+    if (route !== undefined && route === this.#name) return;
+    if (route === undefined || this.#name !== undefined) {
+      const quotas = typeof policies === "string" ? policies : "2/m";
+      const line = `guard.limit({ name: "search", quotas: "${quotas}" })`;
+      const why =
+        route === undefined ? "its route is not known here" : `it is on ${this.#name} and on ${route}`;
+      throw mistakeOf(`this limit has no name, and ${why}: give it a name, as in ${line}`);
+    }
     this.#name = route;
     this.#texts = new Recent(1000);
     this.#objects = new WeakMap();
@@ -258,6 +268,13 @@ export class PolicySet<R> {
     if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
+}
+
+/** Whether each of them says its name. */
+export function areNamed<R>(policies: Policies<R>): boolean {
+  return listOf(policies).every(
+    (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,
+  );
 }
 
 function listOf<R>(policies: Policies<R>): readonly (string | Policy<R>)[] {

@@ -28,6 +28,22 @@ function reasonOf(error: Error): string {
   return log === undefined ? reason : `${log} (${reason.split(", with args", 1)[0]})`;
 }
 
+/** What was said once. */
+const said = new Set<string>();
+
+/** Says this once, however many requests meet it. */
+export function warnOnce(text: string): void {
+  if (said.has(text) || said.size >= 1000) return;
+  said.add(text);
+  console.warn(text);
+}
+
+/** A mistake of the program that no start shows: said once, since frameworks answer 500 and may log nothing. */
+export function mistakeOf(text: string): TypeError {
+  warnOnce(text);
+  return new TypeError(text);
+}
+
 // Errors of requests: at most one warning a second, however many requests and middlewares the process has.
 
 /** Requests since the last warning, and why the last of them could not ask. */

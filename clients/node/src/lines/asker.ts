@@ -4,7 +4,7 @@ import { type Clock, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { type Asked, connectionsOf } from "./connections.js";
-import type { Client } from "./source.js";
+import type { RedisClient } from "./source.js";
 import { Ticks } from "./ticks.js";
 
 /** Sends the words of a command, and resolves to its reply as it is: what stands in for a client in a test. */
@@ -12,8 +12,11 @@ export interface Sender {
   send(words: Words): Promise<unknown>;
 }
 
-/** What is asked: a client of node-redis or ioredis, of which connections of one's own are made, or what stands in. */
-export type Asking = Client | MemoryLimiter | Sender;
+/** A client of node-redis or ioredis, of which connections of one's own are made, or a limiter in memory. */
+export type Client = RedisClient | MemoryLimiter;
+
+/** What is asked: a client, or what stands in for one. */
+export type Asking = Client | Sender;
 
 /** Sends commands once, each with a timeout. */
 export interface Asker {

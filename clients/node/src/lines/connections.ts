@@ -8,7 +8,7 @@ import { ioredisSource } from "./ioredis-source.js";
 import { Line } from "./line.js";
 import { nodeRedisSource } from "./node-redis-source.js";
 import { slotOf } from "./slot.js";
-import type { Client, Connection, Source } from "./source.js";
+import type { RedisClient, Connection, Source } from "./source.js";
 import { later, now, outside, Ticks } from "./ticks.js";
 
 /** How often the application's client is looked at. */
@@ -237,7 +237,7 @@ export class Connections {
 /** All that ask by one client with the same timeout share its connections. */
 const made = new WeakMap<object, { source: Source; byTimeout: Map<number, Connections> }>();
 
-export function connectionsOf(client: Client, ticks: Ticks): Connections {
+export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {
   let of = made.get(client);
   if (of === undefined) {
     const source = "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client);

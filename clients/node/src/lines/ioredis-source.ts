@@ -2,13 +2,16 @@
 
 import type { Cluster, Redis } from "ioredis";
 import type { Words } from "../commands/commands.js";
-import type { Client, Events, Source } from "./source.js";
+import { isReply } from "./errors.js";
+import type { RedisClient, Events, Source } from "./source.js";
 import { setImmediate } from "./ticks.js";
 
 const SETTINGS = {
   lazyConnect: true,
   // The server says so itself if it is not ready.
   enableReadyCheck: false,
+  // A server with too many clients says so and closes: what is written after that fails before its words are read.
+  disableClientInfo: true,
   enableOfflineQueue: false,
   enableAutoPipelining: false,
   autoResendUnfulfilledCommands: false,
@@ -20,7 +23,7 @@ const SETTINGS = {
   socketTimeout: undefined,
 } as const;
 
-export function ioredisSource(client: Client): Source {
+export function ioredisSource(client: RedisClient): Source {
   const redis = client as unknown as Redis | Cluster;
   const nodeOf = (slot: number) => (redis.isCluster ? (redis as Cluster).slots[slot]?.[0] : undefined);
   // A cluster of version 6 forgets that it has ended.
@@ -57,7 +60,10 @@ async function open(
 ): Promise<unknown> {
   const connection = redis.duplicate({ ...SETTINGS, ...to });
   let reason: Error | undefined;
-  connection.on("error", (error: Error) => (reason = error));
+  connection.on("error", (error: Error) => {
+    // What the server said before it closed the connection says more than the error that follows.
+    if (reason === undefined || !isReply(reason)) reason = error;
+  });
   connection.on("close", () => lost(reason));
   // The application's client keeps the process alive, if anything is to.
   connection.on("connect", () => connection.stream.unref());

@@ -1,7 +1,7 @@
 // What connections of node-redis are made of.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
-import type { Client, Events, Source } from "./source.js";
+import type { RedisClient, Events, Source } from "./source.js";
 
 /** The modules of the application's client do not matter. */
 type Single = RedisClientType;
@@ -10,7 +10,7 @@ type Cluster = RedisClusterType;
 type Sentinel = RedisSentinelType;
 type Any = Single | Pool | Cluster | Sentinel;
 
-export function nodeRedisSource(client: Client): Source {
+export function nodeRedisSource(client: RedisClient): Source {
   const any = client as unknown as Any;
   let wasOpen = false;
   const source = {

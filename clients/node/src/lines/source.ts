@@ -6,7 +6,7 @@ import type { Key, Words } from "../commands/commands.js";
  * A client of the application: of node-redis a client, a pool, a cluster or a sentinel client, of ioredis a `Redis` or a
  * `Cluster`.
  */
-export type Client =
+export type RedisClient =
   | { readonly isOpen: boolean; connect(): Promise<unknown> }
   | { readonly isCluster: boolean; disconnect(): void };
 
