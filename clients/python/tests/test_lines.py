@@ -1,4 +1,4 @@
-"""Lines, servers that are away, errors, and random histories that another package has made. No server, no clock."""
+"""Lines, servers that are away, places, errors, and random histories that another package has made. No server, no clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import redis
 import redis.exceptions
 import valkey.exceptions
 
+from redis_rl._keys import Place
 from redis_rl._lines.away import Away
 from redis_rl._lines.errors import TABLE, is_away, state_of
 from redis_rl._lines.line import Line
@@ -66,6 +67,12 @@ def test_a_random_history_goes_as_it_went(index: int) -> None:
     elif events := history.get("line"):
         line = Line()
         assert [verdict_of_line(line, *event) for event in events] == history["verdicts"]
+    elif case := history.get("place"):
+        place = Place(case["for_ms"], case["at"])
+        for (event, now_ms), says, state, due in zip(
+            case["events"], history["says"], history["states"], history["dues"], strict=True
+        ):
+            assert (getattr(place, event)(now_ms), place.state, place.due) == (says, state, due), event
     else:
         away = Away()
         assert [getattr(away, event)(*arguments) for event, *arguments in history["away"]] == history["verdicts"]
