@@ -1,4 +1,4 @@
-"""Lines, servers that are away, places, errors, and random histories that another package has made. No server, no clock."""
+"""Lines, servers that are away, errors, and random histories that another package has made. No server, no clock."""
 
 from __future__ import annotations
 
