@@ -44,12 +44,13 @@ async def hold(limiter: AsyncRateLimiter) -> None:
 
 
 async def holds(limiter: AsyncRateLimiter) -> None:
-    await hold(limiter)
-    while not ONCE:
+    while True:
         try:
             await hold(limiter)
         except (redis.exceptions.RedisError, OSError):
             await asyncio.sleep(0.01)
+        if ONCE:
+            return
 
 
 async def main() -> None:

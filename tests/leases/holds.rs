@@ -38,6 +38,8 @@ struct Holders {
 /// A place that was held, and as which worker knows.
 #[derive(Debug)]
 struct Held {
+    /// The process, and its number for the place.
+    place: (u32, u64),
     begin: u64,
     end: u64,
     limit: u64,
@@ -124,8 +126,11 @@ impl Holders {
     /// The most that were at work at once. The last of them to begin has gone by its limit, so that of one of them is no less.
     fn check(&self) -> usize {
         let held = self.held();
-        let mut events: Vec<(u64, bool, usize)> =
-            held.iter().enumerate().flat_map(|(index, each)| [(each.begin, true, index), (each.end, false, index)]).collect();
+        let mut events: Vec<(u64, bool, usize)> = held
+            .iter()
+            .enumerate()
+            .flat_map(|(index, each)| [(each.begin, true, index), (each.end, false, index)])
+            .collect();
         // What ends in a millisecond may have made room for what begins in it.
         events.sort_unstable();
         let (mut at_work, mut most) = (Vec::new(), 0);
@@ -153,32 +158,37 @@ impl Holder {
         for line in whole.lines().filter(|line| !line.starts_with("Redis ")) {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |index: usize| -> u64 {
-                words.get(index).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("it says: {line}"))
+                words
+                    .get(index)
+                    .and_then(|word| word.parse().ok())
+                    .unwrap_or_else(|| panic!("it says: {line}"))
             };
             let (ms, place) = (number(0), number(2));
             if words[1] == "+" {
                 let until = self.killed.unwrap_or_else(now_ms).max(ms);
-                held.push((place, Held { begin: ms, end: until, limit: number(3) }));
+                held.push((
+                    place,
+                    Held { place: (self.process.id(), place), begin: ms, end: until, limit: number(3) },
+                ));
                 continue;
             }
             let index = held.iter().position(|(each, _)| *each == place);
             // One that was lost has ended before it was given back.
             if let Some(index) = index {
                 let (_, mut each) = held.swap_remove(index);
-                each.end = if words[1] == "!" { self.lost(ms).max(each.begin) } else { ms };
+                each.end = if words[1] == "!" { ms - SLACK_MS } else { ms };
                 ended.push(each);
             }
         }
         ended.extend(held.into_iter().map(|(_, each)| each));
-        // It began and ended in one millisecond.
+        for each in &mut ended {
+            let is_lost =
+                |(from, to): &&(u64, u64)| (each.begin..each.end).contains(from) && to - from > FOR_MS;
+            each.end = self.pauses.iter().find(is_lost).map_or(each.end, |(from, _)| *from);
+        }
+        // Others began and ended in one millisecond.
         ended.retain(|each| each.begin < each.end);
         ended
-    }
-
-    /// When a place was lost at the earliest that is said to be late.
-    fn lost(&self, late_ms: u64) -> u64 {
-        let pause = self.pauses.iter().find(|(_, end)| (*end..end + FOR_MS).contains(&late_ms));
-        pause.map_or(late_ms - SLACK_MS, |(begin, _)| *begin)
     }
 }
 
@@ -226,7 +236,8 @@ fn no_more_are_at_work_than_the_limit_however_workers_servers_and_the_network_fa
             8 => {
                 // For longer than places are held without being renewed.
                 let begin = Instant::now();
-                holders.pause(any, "places to be lost", || begin.elapsed() > Duration::from_millis(2 * FOR_MS));
+                holders
+                    .pause(any, "places to be lost", || begin.elapsed() > Duration::from_millis(2 * FOR_MS));
             }
             _ => {
                 let (begin, late) = (Instant::now(), holders.late(any));
@@ -298,7 +309,8 @@ fn a_clock_that_steps_back_lets_nobody_in() {
 
 /// Two masters, of which the first has the slot of the key.
 fn cluster() -> [Server; 2] {
-    let nodes = [0, 1].map(|_| Server::with(&[("cluster-enabled", "yes"), ("cluster-node-timeout", "15000")]));
+    let nodes =
+        [0, 1].map(|_| Server::with(&[("cluster-enabled", "yes"), ("cluster-node-timeout", "15000")]));
     let half = nodes[0].integer("CLUSTER KEYSLOT places").clamp(1, 16_382);
     nodes[0].value(&format!("CLUSTER ADDSLOTSRANGE 0 {half}"));
     nodes[1].value(&format!("CLUSTER ADDSLOTSRANGE {} 16383", half + 1));

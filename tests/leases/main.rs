@@ -18,7 +18,7 @@ use crate::forwarder::Forwarder;
 const LIMIT: u64 = 1_000;
 const WINDOW_MS: u64 = 2_000;
 const UNITS: u64 = 20;
-const PROCESSES: [Language; 4] = [Language::Python, Language::Python, Language::Python, Language::Python];
+const PROCESSES: [Language; 4] = [Language::Python, Language::Node, Language::Rust, Language::Rust];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Language {
