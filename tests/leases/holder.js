@@ -4,7 +4,7 @@ import { setTimeout } from "node:timers/promises";
 import { createClient, createCluster } from "redis";
 import { hold } from "redis-rl";
 
-const { REDIS_PORT, CLUSTER, LIMIT_FILE, FOR_MS, TASKS, TIMEOUT, ONCE } = process.env;
+const { REDIS_PORT, CLUSTER, LIMIT_FILE, FOR_MS, TASKS, ONCE } = process.env;
 const [forMs, tasks] = [Number(FOR_MS), Number(TASKS)];
 const socket = { host: "127.0.0.1", port: Number(REDIS_PORT) };
 const client = CLUSTER ? createCluster({ rootNodes: [{ socket }] }) : createClient({ socket });
@@ -15,10 +15,11 @@ const say = (...words) => writeSync(1, `${Date.now()} ${words.join(" ")}\n`);
 const between = (least, most) => least + Math.random() * (most - least);
 
 let asked = 0;
-const allAsked = Promise.withResolvers();
+let tellAllAsked;
+const allAsked = new Promise((resolve) => (tellAllAsked = resolve));
 
 async function work() {
-  if (ONCE) await allAsked.promise;
+  if (ONCE) await allAsked;
   else await setTimeout(Math.random() < 0.03 ? between(forMs, 2 * forMs) : between(5, 20));
 }
 
@@ -31,7 +32,7 @@ async function take() {
     onLate: () => say("!", number),
   };
   await hold(client, "places", limit, options, async (place) => {
-    if (++asked === tasks) allAsked.resolve();
+    if (++asked === tasks) tellAllAsked();
     if (!place.held) return;
     say("+", number, limit);
     await work();
