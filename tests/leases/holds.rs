@@ -35,8 +35,7 @@ struct Holders {
     all: Vec<Holder>,
 }
 
-/// A place that was held, and as which worker knows.
-#[derive(Debug)]
+/// A place that was held, as its worker knows.
 struct Held {
     /// The process, and its number for the place.
     place: (u32, u64),
@@ -141,8 +140,8 @@ impl Holders {
             }
             at_work.push(index);
             let limit = at_work.iter().map(|index| held[*index].limit).max().unwrap_or(0);
-            let others = || at_work.iter().map(|index| &held[*index]).collect::<Vec<_>>();
-            assert!(at_work.len() as u64 <= limit, "{} are at work at once: {:?}", at_work.len(), others());
+            let who = || at_work.iter().map(|index| held[*index].place).collect::<Vec<_>>();
+            assert!(at_work.len() as u64 <= limit, "more than {limit} are at work at once: {:?}", who());
             most = at_work.len().max(most);
         }
         most
