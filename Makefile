@@ -85,9 +85,9 @@ test-examples: setup-server build wasm target/examples/python target/examples/no
 	cargo build --quiet --locked --package redis-rl-example
 	cargo test --locked --test examples
 
-test-leases: setup-server build wasm target/examples/python target/examples/node ## Take units of one key by leases in Python, Node and Rust at once
-	@ln -sfn ../../../tests/leases/worker.js target/examples/node/worker.js
-	cargo build --quiet --locked --package redis-rl-client --features leases --example worker
+test-leases: setup-server build wasm target/examples/python target/examples/node ## Take leases and places of one key in Python, Node and Rust at once
+	@for worker in worker holder; do ln -sfn ../../../tests/leases/$$worker.js target/examples/node/$$worker.js; done
+	cargo build --quiet --locked --package redis-rl-client --features leases --example worker --example holder
 	cargo test --locked --test leases
 
 # If the packages cannot be installed, the folder is removed and the tests skip that example.

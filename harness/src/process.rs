@@ -64,8 +64,18 @@ impl Process {
         self.signal(libc::SIGTERM);
     }
 
+    /// Stops it until [`Process::thaw`].
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
     #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
-    pub(crate) fn signal(&self, signal: i32) {
+    fn signal(&self, signal: i32) {
         // SAFETY: kill touches no memory; the process is a child that was not waited for yet.
         let sent = unsafe { libc::kill(self.id() as i32, signal) };
         assert_eq!(sent, 0, "the process runs");

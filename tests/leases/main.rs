@@ -2,6 +2,7 @@
 //! more than docs/scaling.md promises passes. `LEASES_SECONDS` is how long each test runs, by default 4.
 
 mod forwarder;
+mod holds;
 
 use std::env;
 use std::mem;
@@ -31,13 +32,13 @@ fn path(relative: &str) -> PathBuf {
 }
 
 impl Language {
-    /// The worker, if its package is installed.
-    fn command(self) -> Option<Command> {
+    /// The worker of this name, if its package is installed.
+    fn command(self, name: &str) -> Option<Command> {
         let (program, installed) = match self {
             Language::Python => ("python3".into(), path("target/examples/python")),
             Language::Node => ("node".into(), path("target/examples/node")),
             Language::Rust => {
-                let worker = path("target/debug/examples/worker");
+                let worker = path(&format!("target/debug/examples/{name}"));
                 (worker.clone(), worker)
             }
         };
@@ -49,13 +50,13 @@ impl Language {
         let mut command = Command::new::<PathBuf>(program);
         match self {
             Language::Python => {
-                command.arg(path("tests/leases/worker.py")).env("PYTHONPATH", installed);
+                command.arg(path(&format!("tests/leases/{name}.py"))).env("PYTHONPATH", installed);
             }
             // A link, so that it finds the packages beside it.
             Language::Node => {
                 command
                     .args(["--preserve-symlinks", "--preserve-symlinks-main"])
-                    .arg(installed.join("worker.js"));
+                    .arg(installed.join(format!("{name}.js")));
             }
             Language::Rust => {}
         }
@@ -132,7 +133,7 @@ impl Workers {
     }
 
     fn add(&mut self, language: Language) {
-        let Some(mut command) = language.command() else { return };
+        let Some(mut command) = language.command("worker") else { return };
         command.env("REDIS_PORT", self.port.to_string());
         command.envs(self.settings.iter().map(|(name, value)| (name, value)));
         let log = self.folder.path().join(format!("{}-{}", self.ended.len(), self.running.len()));

@@ -104,6 +104,27 @@ def test_leases_of_threads(connect: Any, library: Any) -> None:
 
 
 @libraries
+def test_places_of_threads(connect: Any, library: Any) -> None:
+    with connect(library, False) as client, contextlib.ExitStack() as held:
+        limiter = RateLimiter(client)
+        for key in keys():
+            assert passed(held.enter_context(limiter.hold(key, LIMIT)) for _ in range(REQUESTS)) == LIMIT
+        held.close()
+        assert [limiter.info(key) for key in keys()] == [None] * 3
+
+
+@libraries
+async def test_places_of_tasks(connect: Any, library: Any) -> None:
+    async with connect(library, True) as client:
+        limiter = AsyncRateLimiter(client)
+        async with contextlib.AsyncExitStack() as held:
+            for key in keys():
+                holds = [held.enter_async_context(limiter.hold(key, LIMIT)) for _ in range(REQUESTS)]
+                assert passed(await asyncio.gather(*holds)) == LIMIT
+        assert [await limiter.info(key) for key in keys()] == [None] * 3
+
+
+@libraries
 async def test_a_limiter_of_tasks(connect: Any, library: Any) -> None:
     async with connect(library, True) as client:
         limiter = AsyncRateLimiter(client)

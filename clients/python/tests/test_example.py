@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import runpy
 from pathlib import Path
 
 import pytest
+import redis
 from starlette.testclient import TestClient
 
-from .servers import Server
+from .servers import Server, until
+from .test_hold import Work
 
 APP = Path(__file__).parents[3] / "examples/python/app.py"
 pytestmark = [
@@ -42,3 +45,26 @@ def test_while_redis_is_away_the_process_limits_if_it_is_told_so(
     with TestClient(runpy.run_path(str(APP))["app"]) as site:
         own_server.kill()
         assert [site.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+async def test_a_worker_has_at_most_two_jobs_of_a_customer_at_once(
+    server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", server.url)
+    names = runpy.run_path(str(APP.with_name("worker.py")))
+    works = {"alice": Work(), "bob": Work()}
+
+    async def run(job: str) -> None:
+        work = works[job.partition(":")[0]]
+        work.begin()
+        await asyncio.sleep(0.01)
+        work.end()
+
+    names["work"].__globals__["run"] = run
+    raw.rpush("jobs", *(f"{customer}:{number}" for customer in works for number in range(10)))
+    worker = asyncio.ensure_future(names["main"]())
+    await until(lambda: all(work.done == 10 for work in works.values()))
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    assert [work.most for work in works.values()] == [2, 2]
+    assert raw.keys() == []

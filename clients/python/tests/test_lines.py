@@ -10,6 +10,7 @@ import redis
 import redis.exceptions
 import valkey.exceptions
 
+from redis_rl._keys import Place
 from redis_rl._lines.away import Away
 from redis_rl._lines.errors import TABLE, is_away, state_of
 from redis_rl._lines.line import Line
@@ -45,7 +46,7 @@ def test_an_error_of_a_library_is_known_by_what_the_server_has_sent(library: Any
     assert kind(library.AuthenticationError("Authentication required.")) == "NOAUTH"
     assert kind(library.AuthenticationError("invalid username-password pair or user is disabled.")) == "WRONGPASS"
     assert kind(library.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")) == "OOM"
-    assert kind(library.ConnectionError("max number of clients reached")) == "ERR max number of clients reached"
+    assert kind(library.ConnectionError("max number of clients reached")) == "ERR max number of clients"
     assert kind(library.ResponseError("unknown command 'RL.BUCKET', with args beginning with: 'k' ")) == (
         "ERR unknown command 'RL.BUCKET'"
     )
@@ -66,6 +67,12 @@ def test_a_random_history_goes_as_it_went(index: int) -> None:
     elif events := history.get("line"):
         line = Line()
         assert [verdict_of_line(line, *event) for event in events] == history["verdicts"]
+    elif case := history.get("place"):
+        place = Place(case["for_ms"], case["at"])
+        for (event, now_ms), says, state, due in zip(
+            case["events"], history["says"], history["states"], history["dues"], strict=True
+        ):
+            assert (getattr(place, event)(now_ms), place.state, place.due) == (says, state, due), event
     else:
         away = Away()
         assert [getattr(away, event)(*arguments) for event, *arguments in history["away"]] == history["verdicts"]

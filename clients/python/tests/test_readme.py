@@ -46,7 +46,7 @@ def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
 
 
 def test_the_code_prints_what_the_readme_says(server: Server) -> None:
-    run(README, server, prints=2)
+    run(README, server, prints=3)
 
 
 @pytest.mark.usefixtures("abandoned")
@@ -75,12 +75,12 @@ def test_the_first_program_starts_and_answers_while_redis_is_away(port: str) -> 
 
 @pytest.mark.usefixtures("abandoned")
 def test_the_tests_of_the_readme_pass(server: Server) -> None:
-    run(README, server, prints=2)["test_ten_seconds_later_a_request_is_allowed_again"]()
+    run(README, server, prints=3)["test_ten_seconds_later_a_request_is_allowed_again"]()
 
 
 @pytest.mark.usefixtures("abandoned")
 def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Server) -> None:
-    names = run(README, server, prints=2)
+    names = run(README, server, prints=3)
 
     async def is_paying(account: str) -> bool:
         return account == "rich"

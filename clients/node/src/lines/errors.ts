@@ -25,7 +25,7 @@ export const ERRORS: readonly Known[] = [
   { starts: "ERR AUTH", means: "refused", log: "a password is given, and the server has none: leave it out, or set requirepass" },
   { starts: "NOPERM", means: "refused", log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
   { starts: "DENIED", means: "refused", log: "the server is in protected mode: give it a password, or bind it to an address" },
-  { starts: "ERR max number of clients reached", means: "refused", log: "the server has too many connections: raise maxclients, or find who holds them" },
+  { starts: "ERR max number of clients", means: "refused", log: "the server has too many connections: raise maxclients, or find who holds them" },
   { starts: "ERR unknown command 'RL.BUCKET'", means: "refused", log: "the server has not loaded the redis-rl module, or one older than this package: load the newest" },
   { starts: "ERR unknown command", means: "refused", log: "the server has not loaded the redis-rl module: load it, also on replicas that may become masters" },
   { starts: "ERR This instance has cluster support disabled", means: "refused", log: "the server is not part of a cluster: use a client for one server" },

@@ -6,17 +6,20 @@ Adapters: ``redis_rl.asgi`` for Starlette, FastAPI, Litestar and other ASGI appl
 """
 
 from . import cmd
-from ._commands.limiter import AsyncRateLimiter, RateLimiter
 from ._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._guard.hold import AsyncHold, Hold
 from ._guard.leases import AsyncLeases, Leases
+from ._guard.limiter import AsyncRateLimiter, RateLimiter
 from .memory import MemoryLimiter
 
 __all__ = [
     "Algorithm",
+    "AsyncHold",
     "AsyncLeases",
     "AsyncRateLimiter",
     "Clock",
     "Decision",
+    "Hold",
     "Info",
     "Key",
     "Leases",

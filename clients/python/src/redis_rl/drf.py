@@ -22,9 +22,9 @@ from rest_framework.exceptions import APIException
 
 from . import http
 from ._commands import wire
-from ._commands.limiter import RateLimiter
 from ._commands.wire import Algorithm, Pair, check_seconds
 from ._guard.leases import asking_of, take
+from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads
 from ._keys import Rules
 from ._lines.errors import is_away

@@ -37,7 +37,7 @@ pub const ERRORS: &[Known] = &[
     Known { starts: "ERR AUTH", means: Refused, log: "a password is given, and the server has none: leave it out, or set requirepass" },
     Known { starts: "NOPERM", means: Refused, log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
     Known { starts: "DENIED", means: Refused, log: "the server is in protected mode: give it a password, or bind it to an address" },
-    Known { starts: "ERR max number of clients reached", means: Refused, log: "the server has too many connections: raise maxclients, or find who holds them" },
+    Known { starts: "ERR max number of clients", means: Refused, log: "the server has too many connections: raise maxclients, or find who holds them" },
     Known { starts: "ERR unknown command 'RL.BUCKET'", means: Refused, log: "the server has not loaded the redis-rl module, or one older than this package: load the newest" },
     Known { starts: "ERR unknown command", means: Refused, log: "the server has not loaded the redis-rl module: load it, also on replicas that may become masters" },
     Known { starts: "ERR This instance has cluster support disabled", means: Refused, log: "the server is not part of a cluster: use a client for one server" },

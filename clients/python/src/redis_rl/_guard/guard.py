@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from .. import http
-from .._commands.limiter import check_client
 from .._commands.wire import Clock, Decision, check_seconds, is_mistake, sendable
 from .._keys import Request
 from .._lines.errors import is_away
 from ..http import Answer, Policy
 from ..memory import MemoryLimiter
 from .address import network
+from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes
 from .policies import Cost, KeyOf, Limit, Policies, check_exist, check_together, resolved

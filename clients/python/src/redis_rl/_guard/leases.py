@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .._commands import wire
-from .._commands.limiter import AsyncRateLimiter, RateLimiter
 from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
 from .._keys import Outcome, Request, Rules, Share
 from .._lines.own import socket_timeout
 from ..memory import MemoryLimiter
+from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
 from .nodes import Nodes
 from .threads import CLOSE_SECONDS, InThreads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -77,6 +77,10 @@ class InLoop:
             return
         self._tell(self.keys.give_back, self._now_ms(), request)
 
+    async def release(self, request: Request, timeout: float) -> None:
+        """Gives back, and waits for so many seconds at most until the server has it."""
+        await self._land(self._tell(self.keys.give_back, self._now_ms(), request), timeout)
+
     def _is_elsewhere(self) -> bool:
         """Whether this is a thread for code that is not asynchronous, of a request that this loop has decided."""
         try:
@@ -93,8 +97,8 @@ class InLoop:
         self._tell(event, self._now_ms(), request, *arguments)
         return waiter
 
-    def _tell(self, event: Callable[..., Step], *arguments: Any) -> None:
-        """Tells the keys what happens, gives the answers that follow, and sends the commands."""
+    def _tell(self, event: Callable[..., Step], *arguments: Any) -> list[Command]:
+        """Tells the keys what happens, gives the answers that follow, and returns the commands, which it sends."""
         step = event(*arguments)
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
@@ -112,6 +116,7 @@ class InLoop:
             self.lines.send(key, command.words(None if self._clock is None else self._clock()), end, command.is_wanted)
         if self.keys.next_tick_ms is not None:
             self._set_timer(self.keys.next_tick_ms)
+        return step.commands
 
     def _end(self, command: Command, node: Node, reply: Any) -> None:
         if command in self._under_way:
@@ -158,12 +163,15 @@ class InLoop:
     async def close(self, timeout: float) -> None:
         """Gives back all leases, within so many seconds. From then on nothing is leased."""
         self._tell(self.keys.close)
+        await self._land(self._under_way, timeout)
+        await self.lines.close_idle()
+
+    async def _land(self, commands: Iterable[Command], timeout: float) -> None:
         end = self._loop.time() + timeout
-        while self._under_way and (left := end - self._loop.time()) > 0:
+        while not self._under_way.isdisjoint(commands) and (left := end - self._loop.time()) > 0:
             self._landed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._landed.wait(), left)
-        await self.lines.close_idle()
 
 
 class InLoops(EachLoop[InLoop]):

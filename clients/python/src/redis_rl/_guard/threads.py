@@ -156,6 +156,10 @@ class InThreads:
         call.commands += self._step(here, call, Keys.give_back, self.now_ms(), request)
         self._carry_out(here, call)
 
+    async def release(self, request: Request, timeout: float) -> None:
+        """Gives back, and waits for the reply, as :meth:`give_back` does here."""
+        self.give_back(request)
+
     def _run(self, here: _Process, call: _Call, event: Callable[..., Step], *more: Any) -> None:
         now_ms = self.now_ms()
         here.calls.add(call)

@@ -6,7 +6,8 @@ the repository has the rules, ``clients/local.json`` the cases.
 
 from .command import Command, Step
 from .keys import Keys
+from .place import Place, Said
 from .request import Request
 from .shares import Outcome, Rules, Share, without
 
-__all__ = ["Command", "Keys", "Outcome", "Request", "Rules", "Share", "Step", "without"]
+__all__ = ["Command", "Keys", "Outcome", "Place", "Request", "Rules", "Said", "Share", "Step", "without"]

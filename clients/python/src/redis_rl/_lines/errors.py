@@ -35,7 +35,7 @@ _TABLE: dict[Kind, dict[str, str]] = {
         "ERR AUTH": "a password is given, and the server has none: leave it out, or set requirepass",
         "NOPERM": "the user lacks a right that the reply names: add it by ACL SETUSER",
         "DENIED": "the server is in protected mode: give it a password, or bind it to an address",
-        "ERR max number of clients reached": "the server has too many connections: raise maxclients, or find who holds them",
+        "ERR max number of clients": "the server has too many connections: raise maxclients, or find who holds them",
         "ERR unknown command 'RL.BUCKET'": "the server has not loaded the redis-rl module, or one older than this package: load the newest",
         "ERR unknown command": "the server has not loaded the redis-rl module: load it, also on replicas that may become masters",
         "ERR This instance has cluster support disabled": "the server is not part of a cluster: use a client for one server",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,9 +17,12 @@ from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
 from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
 
-from . import wire
-from .acquire import Acquisition
-from .wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from .._commands import wire
+from .._commands.acquire import Acquisition
+from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from .hold import AsyncHold, Hold, Holding
+from .loops import InLoops
+from .threads import InThreads
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
@@ -173,6 +176,31 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
 
+    @cached_property
+    def _holding(self) -> Holding:
+        return Holding(self.client, self.clock, self._sleep, InThreads)
+
+    def hold(
+        self,
+        key: Key,
+        limit: int,
+        *,
+        for_: float = 30.0,
+        timeout: float = 0.0,
+        on_late: Callable[[Key], object] | None = None,
+    ) -> Hold:
+        """A place among ``limit`` at once, for a ``with`` block that asks whether it has one.
+
+            with limiter.hold("reports", 5, for_=600) as place:
+                if place: ...
+
+        ``for_`` is in seconds, the same for all who hold this key: how long the block may take, or until it calls
+        ``place.renew()``, and how long the place of a process that is killed is not free. A refused one is tried again
+        for ``timeout`` seconds, in no particular order. ``on_late`` is called with the key by a ``renew`` that comes
+        too late. Raises an error if Redis is away.
+        """
+        return Hold(self._holding, key, limit, for_, timeout, on_late)
+
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
             return read(self.client.execute_command(*words))
@@ -218,6 +246,26 @@ class AsyncRateLimiter(
         self.clock = clock or getattr(client, "clock", None)
         self._sleep = sleep
         self._giving_back: set[asyncio.Task[Verdict]] = set()
+
+    @cached_property
+    def _holding(self) -> Holding:
+        return Holding(self.client, self.clock, self._sleep, InLoops)
+
+    def hold(
+        self,
+        key: Key,
+        limit: int,
+        *,
+        for_: float = 30.0,
+        timeout: float = 0.0,
+        on_late: Callable[[Key], object] | None = None,
+    ) -> AsyncHold:
+        """A place among ``limit`` at once, for an ``async with`` block that may take as long as it likes.
+
+        As :meth:`RateLimiter.hold`, but the place is renewed every third of ``for_``. ``on_late`` is called once if
+        that fails for so long that somebody else may have the place; it is tried on, and the block is not ended.
+        """
+        return AsyncHold(self._holding, key, limit, for_, timeout, on_late)
 
     async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:

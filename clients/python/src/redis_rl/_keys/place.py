@@ -1,0 +1,81 @@
+"""A place among those that may be at work at once. Pure: it is told what happens and when, in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["asked", "gone", "held", "renewing", "ending", "over"]
+Said: TypeAlias = Literal["take", "give back old", "give back new", "late"]
+"""What to do: take a unit by the largest limit there is, give back the one that is held or the one that was asked for
+last, tell that the place may be lost."""
+
+
+class Place:
+    """A place is a unit of a log whose window is ``for_ms``. To renew it, another is taken before it goes back.
+
+    In the other order, or in one transaction, one more would get in whenever a reply is lost.
+    """
+
+    def __init__(self, for_ms: int, now_ms: int) -> None:
+        """A place that is asked for now."""
+        self.state: State = "asked"
+        self._for_ms = for_ms
+        # As of when the unit was asked for last: the server counts it then or later.
+        self._asked_ms = self._due_ms = self._over_ms = now_ms
+        self._is_told = False
+
+    def taken(self, now_ms: int) -> list[Said]:
+        before = self.state
+        if before in ("asked", "renewing"):
+            self.state, self._is_told = "held", False
+            self._due_ms = self._asked_ms + max(self._for_ms // 3, 1)
+            self._over_ms = self._asked_ms + self._for_ms
+            return ["give back old"] if before == "renewing" else []
+        if before in ("gone", "ending"):
+            self.state = "over"
+            return ["give back new"] if before == "gone" else ["give back old", "give back new"]
+        return []
+
+    def refused(self, now_ms: int) -> list[Said]:
+        return self.failed(now_ms)
+
+    def failed(self, now_ms: int) -> list[Said]:
+        """There is no reply. One that is lost may be counted: it is in the way until its time is over."""
+        before = self.state
+        if before == "renewing":
+            self.state, self._due_ms = "held", now_ms + max(self._for_ms // 12, 1)
+        elif before in ("asked", "gone", "ending"):
+            self.state = "over"
+        return ["give back new"] if before == "gone" else ["give back old"] if before == "ending" else []
+
+    def tick(self, now_ms: int) -> list[Said]:
+        says: list[Said] = []
+        if self.is_late(now_ms) and not self._is_told:
+            self._is_told = True
+            says.append("late")
+        if self.state == "held" and now_ms >= self._due_ms:
+            self.state, self._asked_ms = "renewing", now_ms
+            says.append("take")
+        return says
+
+    def end(self, now_ms: int) -> list[Said]:
+        """The block is over, or is not entered any more."""
+        if self.state == "held":
+            self.state = "over"
+            return ["give back old"]
+        self.state = "gone" if self.state == "asked" else "ending" if self.state == "renewing" else self.state
+        return []
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether it was not renewed in time: somebody else may have it."""
+        return self.state in ("held", "renewing") and now_ms >= self._over_ms
+
+    @property
+    def due(self) -> int | None:
+        """When the next tick is due, if any is."""
+        if self.state not in ("held", "renewing"):
+            return None
+        late_ms = None if self._is_told else self._over_ms
+        if self.state == "renewing":
+            return late_ms
+        return self._due_ms if late_ms is None else min(self._due_ms, late_ms)
