@@ -31,7 +31,8 @@ fn random() -> f64 {
 }
 
 async fn work(lasting: Duration) {
-    let seconds = if random() < 0.03 { lasting.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
+    let seconds =
+        if random() < 0.03 { lasting.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 
