@@ -1,4 +1,4 @@
-//! What is told of requests that Redis does not decide.
+//! Warnings about requests that Redis does not decide.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,8 @@ use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells the application each error, or else warns at most once a second, with the number of requests since the last
-/// warning. That Redis is away is told once, when it begins.
+/// Calls the hook with each error, or warns at most once a second with the number of requests since the last warning. That
+/// Redis is away is no matter of single requests: the log tells it once, by [`Nodes`](super::away::Nodes).
 #[derive(Clone, Default)]
 pub(crate) struct Teller {
     pub on_error: Option<OnError>,
@@ -23,9 +23,9 @@ type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 
 #[derive(Default)]
 struct Log {
-    /// Those that no warning has told of yet.
+    /// Requests that failed since the last warning.
     requests: AtomicU64,
-    /// The last reason, and when there was a warning.
+    /// The reason of the last failure, and the time of the last warning.
     last: Mutex<(String, Option<Instant>)>,
 }
 
@@ -41,7 +41,7 @@ impl Teller {
 }
 
 impl Log {
-    /// Also when requests can ask again, so that what is left of an outage is told.
+    /// Warns if it is time. A decided request calls this too, so that failures since the last warning are told.
     fn warn(&self, requests: u64, error: Option<&RedisError>) {
         if self.requests.fetch_add(requests, Ordering::Relaxed) + requests == 0 {
             return;
