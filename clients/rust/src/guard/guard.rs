@@ -471,7 +471,11 @@ impl Guard {
             parts.push(part);
         }
         // What parts took goes back when they are dropped without being added.
-        refusal.map_or_else(|| Ok(outer.add(parts)), Err)
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
+        outer.add(parts);
+        Ok(())
     }
 
     /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as
