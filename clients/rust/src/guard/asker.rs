@@ -28,10 +28,18 @@ const CLOSING: u32 = 5;
 #[derive(Clone)]
 pub(crate) struct Asker(Arc<Shared>);
 
+/// What an asker is made of.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub redis: Redis,
+    /// The clock whose time commands name with `AT`.
+    pub clock: Clock,
+    /// How long a refusal is repeated without asking.
+    pub remember: Duration,
+}
+
 struct Shared {
-    redis: Redis,
-    /// The time that commands name with `AT`.
-    clock: Clock,
+    settings: Settings,
     /// The time by which leases and refusals end.
     time: Time,
     state: Mutex<State>,
@@ -49,23 +57,35 @@ struct State {
 
 impl fmt::Debug for Asker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asker").field("redis", &self.0.redis).finish_non_exhaustive()
+        f.debug_struct("Asker").field("redis", self.redis()).finish_non_exhaustive()
     }
 }
 
 impl Asker {
-    /// Refusals are repeated without asking until they are `remember` old.
-    pub fn new(redis: Redis, clock: Clock, remember: Duration, announcer: Announcer) -> Asker {
+    pub fn new(redis: Redis) -> Asker {
+        let settings = Settings { redis, clock: Clock::default(), remember: Duration::ZERO };
+        Asker::of(settings, Announcer::default())
+    }
+
+    /// An asker with other settings. It knows of no leases and refusals.
+    pub fn with(&self, change: impl FnOnce(&mut Settings)) -> Asker {
+        let mut settings = self.0.settings.clone();
+        change(&mut settings);
+        Asker::of(settings, self.nodes().announcer())
+    }
+
+    fn of(settings: Settings, announcer: Announcer) -> Asker {
+        let Settings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
-        let keys = Keys::new(remember, max_keys, redis.is_cluster());
+        let keys = Keys::new(*remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
         let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
-        Asker(Arc::new(Shared { redis, clock, time, state, nodes, tasks }))
+        Asker(Arc::new(Shared { settings, time, state, nodes, tasks }))
     }
 
     pub fn redis(&self) -> &Redis {
-        &self.0.redis
+        &self.0.settings.redis
     }
 
     pub fn nodes(&self) -> &Nodes {
@@ -123,7 +143,7 @@ impl Asker {
         };
         self.carry_out(step);
         let mut tasks = self.0.tasks.subscribe();
-        let _ = timeout(self.0.redis.patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+        let _ = timeout(self.redis().patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
     /// Delivers answers and sends commands. The task that is returned ends when all commands have their replies.
@@ -160,7 +180,7 @@ impl Asker {
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
     async fn ask(&self, command: &Command) -> RedisResult<Value> {
         self.may_ask(&None, command)?;
-        let node = self.0.redis.node(command.first_key()).await;
+        let node = self.redis().node(command.first_key()).await;
         let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
         self.may_ask(&node, command)?;
         self.reply(command).await.inspect_err(|error| {
@@ -171,7 +191,7 @@ impl Asker {
     }
 
     async fn reply(&self, command: &Command) -> RedisResult<Value> {
-        self.0.redis.ask(command.first_key(), &command.cmd(self.0.clock.at())).await
+        self.redis().ask(command.first_key(), &command.cmd(self.0.settings.clock.at())).await
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
@@ -188,7 +208,7 @@ impl Asker {
         loop {
             // A task of its own: after the timeout the connection still learns of the reply, and is not taken for silent.
             let asked = tokio::spawn(self.clone().answers(node.clone(), command.clone()));
-            let is_answered = timeout(self.0.redis.patience(), asked).await;
+            let is_answered = timeout(self.redis().patience(), asked).await;
             let is_answered = is_answered.is_ok_and(|asked| asked.unwrap_or_default());
             let Some(wait) = self.nodes().probed(&node, is_answered) else { return };
             sleep(wait).await;
@@ -199,12 +219,12 @@ impl Asker {
     }
 
     async fn answers(self, node: Node, command: Command) -> bool {
-        match self.0.redis.node(command.first_key()).await {
+        match self.redis().node(command.first_key()).await {
             Err(_) => false,
             Ok(found) if found != node => {
                 // The key is on another node by now, or the nodes tell their slots again.
                 if node.is_some() {
-                    self.nodes().moved(&node);
+                    self.nodes().back(&node);
                 }
                 true
             }

@@ -79,24 +79,21 @@ impl Nodes {
 
     /// Notes whether a probe was answered. Returns in how long the next one follows, if one does.
     pub fn probed(&self, node: &Node, is_answered: bool) -> Option<Duration> {
-        let (is_back, next) = {
+        let next = {
             let mut nodes = locked(&self.away);
             let (away, _) = nodes.get_mut(node)?;
-            let is_back = away.probed(is_answered);
-            let next = away.next_probe().filter(|_| is_answered && !is_back);
-            if is_back {
-                nodes.remove(node);
-            }
-            (is_back, next)
+            away.probed(is_answered);
+            away.next_probe()
         };
-        if is_back {
-            self.announcer().tell(node, None);
+        if next.is_none() {
+            self.back(node);
         }
-        next.map(|next| Duration::from_millis(next.saturating_sub(self.now())))
+        let wait = next.filter(|_| is_answered)?.saturating_sub(self.now());
+        Some(Duration::from_millis(wait))
     }
 
-    /// Forgets a node: the key that found it away is on another by now.
-    pub fn moved(&self, node: &Node) {
+    /// A node is back, or the key that found it away is on another by now.
+    pub fn back(&self, node: &Node) {
         let was_away = locked(&self.away).remove(node).is_some();
         if was_away {
             self.announcer().tell(node, None);

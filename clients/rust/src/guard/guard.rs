@@ -10,8 +10,7 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::asker::{Asker, Held};
-use super::away::Announcer;
+use super::asker::{self, Asker, Held};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
@@ -51,8 +50,6 @@ struct Settings {
     proxies: usize,
     prefix: String,
     fail: Option<Fail>,
-    remember: Duration,
-    clock: Clock,
     on_decision: Option<OnDecision>,
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
@@ -134,7 +131,7 @@ impl Guard {
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
+        let asker = Asker::new(client.into());
         Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
@@ -169,20 +166,16 @@ impl Guard {
         self
     }
 
-    /// Starts over with these settings: leases and remembered refusals belong to the old ones.
-    fn anew(self, redis: Redis) -> Guard {
-        let Settings { clock, remember, .. } = &*self.settings;
-        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().announcer());
-        Guard { asker, ..self }.with_local()
+    /// Starts over: leases and remembered refusals belong to the old settings.
+    fn anew(self, change: impl FnOnce(&mut asker::Settings)) -> Guard {
+        Guard { asker: self.asker.with(change), ..self }.with_local()
     }
 
     /// Makes the limiter of this process that decides while Redis is away, with [`Fail::Local`].
     fn with_local(self) -> Guard {
-        let Settings { clock, remember, fail, .. } = &*self.settings;
-        let local = (*fail == Some(Fail::Local)).then(|| {
-            let memory = MemoryLimiter::new().into();
-            Asker::new(memory, clock.clone(), *remember, Announcer::default())
-        });
+        let is_local = self.settings.fail == Some(Fail::Local);
+        let local =
+            is_local.then(|| self.asker.with(|settings| settings.redis = MemoryLimiter::new().into()));
         Guard { local, ..self }
     }
 
@@ -212,13 +205,12 @@ impl Guard {
     /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Guard {
         let redis = self.asker.redis().clone().timeout(timeout);
-        self.anew(redis)
+        self.anew(|settings| settings.redis = redis)
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
-        let redis = self.asker.redis().clone();
-        self.with(|settings| settings.clock = Clock::new(now)).anew(redis)
+        self.anew(|settings| settings.clock = Clock::new(now))
     }
 
     /// Repeats a refusal without asking until its wait is over, at most for this long. A second is a good value.
@@ -226,8 +218,7 @@ impl Guard {
     /// A flood of refused requests then costs Redis one command for each client in that time, and units that another
     /// process gives back are seen after it. At most 10,000 keys are remembered.
     pub fn remember(self, remember: Duration) -> Guard {
-        let redis = self.asker.redis().clone();
-        self.with(|settings| settings.remember = remember).anew(redis)
+        self.anew(|settings| settings.remember = remember)
     }
 
     /// What happens to requests while Redis is away.

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
 
-use super::asker::Asker;
-use super::away::Announcer;
+use super::asker::{Asker, Settings};
 use crate::commands::{Algorithm, Clock, Quota, Verdict, check};
 use crate::keys::{Rules, Share};
 use crate::lines::Redis;
@@ -22,8 +21,6 @@ use crate::lines::Redis;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
-    remember: Duration,
-    clock: Clock,
     rules: Arc<Rules>,
     asker: Asker,
 }
@@ -40,41 +37,35 @@ impl Leases {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;
-        let (lasting, remember) = (Duration::from_millis(100), Duration::from_secs(1));
-        Leases {
-            remember,
-            clock: Clock::default(),
-            rules: Arc::new(Rules::new(algorithm, quotas, lasting, units)),
-            asker: Asker::new(client.into(), Clock::default(), remember, Announcer::default()),
-        }
+        let rules = Arc::new(Rules::new(algorithm, quotas, Duration::from_millis(100), units));
+        Leases { rules, asker: Asker::new(client.into()) }.remember(Duration::from_secs(1))
     }
 
-    /// Starts over with these settings: leases and remembered refusals belong to the old ones.
-    fn anew(self) -> Leases {
-        let (redis, clock) = (self.asker.redis().clone(), self.clock.clone());
-        Leases { asker: Asker::new(redis, clock, self.remember, Announcer::default()), ..self }
+    /// Starts over: leases and remembered refusals belong to the old settings.
+    fn anew(self, change: impl FnOnce(&mut Settings)) -> Leases {
+        Leases { asker: self.asker.with(change), ..self }
     }
 
     /// The largest lease of a key. With 0 nothing is leased.
     pub fn units(mut self, units: u64) -> Leases {
         Arc::make_mut(&mut self.rules).units = units;
-        self.anew()
+        self.anew(|_| {})
     }
 
     /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
     pub fn lasting(mut self, lasting: Duration) -> Leases {
         Arc::make_mut(&mut self.rules).set_lease(lasting);
-        self.anew()
+        self.anew(|_| {})
     }
 
     /// How long a refusal is repeated without asking, at most until its wait is over.
     pub fn remember(self, remember: Duration) -> Leases {
-        Leases { remember, ..self }.anew()
+        self.anew(|settings| settings.remember = remember)
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases {
-        Leases { clock: Clock::new(now), ..self }.anew()
+        self.anew(|settings| settings.clock = Clock::new(now))
     }
 
     /// Takes units from the lease of the key, or from the server.

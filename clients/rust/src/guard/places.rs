@@ -14,7 +14,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use super::away::Announcer;
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
@@ -55,7 +54,7 @@ impl fmt::Debug for Places {
 impl Places {
     /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
+        let asker = Asker::new(client.into());
         Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
     }
 
@@ -82,9 +81,7 @@ impl Places {
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Places {
-        let redis = self.asker.redis().clone();
-        let asker = Asker::new(redis, Clock::new(now), Duration::ZERO, Announcer::default());
-        Places { asker, ..self }
+        Places { asker: self.asker.with(|settings| settings.clock = Clock::new(now)), ..self }
     }
 
     /// Takes one of `n` places. Returns `None` if all are taken. A future that is dropped takes nothing.

@@ -109,7 +109,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         if let (State::GiveUp, Err(error)) = (state, &reply) {
             // The error reply is this request's alone. The others got no reply, and may have been carried out.
             let why = if is_reply(error) { given_up(error) } else { error.clone() };
-            life.end(&why);
+            life.begin(Stage::Over(why));
         }
         reply
     }
@@ -130,14 +130,14 @@ async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
 }
 
 impl<T> Life<T> {
-    /// Ends the connection: all that is due fails with this error.
-    fn end(&self, error: &RedisError) {
+    /// Begins a stage, unless the connection is over. When it ends, all that is due fails with the error.
+    fn begin(&self, next: Stage<T>) {
         self.stage.send_if_modified(|stage| {
-            let is_news = !stage.is_over();
-            if is_news {
-                *stage = Stage::Over(error.clone());
+            let goes_on = !stage.is_over();
+            if goes_on {
+                *stage = next;
             }
-            is_news
+            goes_on
         });
     }
 }
@@ -170,7 +170,7 @@ impl<T: Send + Sync + 'static> Life<T> {
         };
         if state == State::Late {
             let late = format!("no answer in {:?}", self.timeout);
-            self.end(&io::Error::new(io::ErrorKind::TimedOut, late).into());
+            self.begin(Stage::Over(io::Error::new(io::ErrorKind::TimedOut, late).into()));
         }
         is_ticking
     }
@@ -182,7 +182,7 @@ struct Keeper<T>(Weak<Life<T>>);
 impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
         if let Some(life) = self.0.upgrade() {
-            life.end(&io_error(ENDED));
+            life.begin(Stage::Over(io_error(ENDED)));
         }
     }
 }
@@ -202,17 +202,11 @@ async fn keep<T: Send + Sync + 'static>(
         match made {
             Ok(made) => {
                 life.happens(Line::up);
-                life.stage.send_if_modified(|stage| {
-                    let is_making = matches!(stage, Stage::Making);
-                    if is_making {
-                        *stage = Stage::Made(made);
-                    }
-                    is_making
-                });
+                life.begin(Stage::Made(made));
             }
             Err(error) => {
                 life.happens(Line::closed);
-                life.end(&error);
+                life.begin(Stage::Over(error));
             }
         }
     }
