@@ -1,6 +1,5 @@
 //! The time by which a process decides.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 #[cfg(feature = "leases")]
@@ -33,15 +32,8 @@ impl Clock {
     }
 }
 
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Clock(own)" } else { "Clock(server)" })
-    }
-}
-
 /// Time that never runs back. Only differences count: its beginning is arbitrary.
 #[cfg(feature = "leases")]
-#[derive(Debug)]
 pub(crate) struct Time {
     clock: Clock,
     started: Instant,

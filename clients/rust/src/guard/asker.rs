@@ -163,7 +163,10 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
+        let send = |command| {
+            self.0.tasks.send_modify(|tasks| *tasks += 1);
+            Box::pin(InFlight { asker: self.clone(), command, is_replied: false }.send())
+        };
         let mut sent: Vec<_> = commands.into_iter().map(send).collect();
         let runtime = Handle::try_current().ok()?;
         match sent.len() {
@@ -310,11 +313,6 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn new(asker: Asker, command: Command) -> InFlight {
-        asker.0.tasks.send_modify(|tasks| *tasks += 1);
-        InFlight { asker, command, is_replied: false }
-    }
-
     async fn send(mut self) {
         let reply = self.asker.ask(&self.command).await;
         let reply = reply.and_then(|reply| self.command.read(reply));

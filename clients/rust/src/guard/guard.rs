@@ -101,11 +101,12 @@ impl Settings {
     }
 }
 
-/// Tells which code to write in place of a text that its route cannot name.
-fn to_name(policies: &[Policy]) -> String {
+/// The refusal by a limit that its route cannot name. It tells which code to write.
+fn nameless(why: &str, policies: &[Policy]) -> Refusal {
     let unnamed = policies.iter().find(|policy| policy.name().is_empty());
     let quotas = Quotas::from(unnamed.map_or_else(Vec::new, |policy| policy.quotas().to_vec()));
-    format!("give it a name, as guard.limit(Policy::new(\"a-name\", \"{quotas}\")?)")
+    let code = format!("guard.limit(Policy::new(\"a-name\", \"{quotas}\")?)");
+    Refusal::misused(&format!("{why}: give it a name, as {code}"))
 }
 
 impl fmt::Debug for Guard {
@@ -349,17 +350,11 @@ impl Guard {
         if policies.iter().all(|policy| !policy.name().is_empty()) {
             return Ok(policies);
         }
-        let unknown = || {
-            Refusal::misused(&format!(
-                "this limit has no name, and its route is not known: {}",
-                to_name(&policies)
-            ))
-        };
-        let (method, pattern) = head.and_then(route).ok_or_else(unknown)?;
+        let unknown = "this limit has no name, and its route is not known";
+        let (method, pattern) = head.and_then(route).ok_or_else(|| nameless(unknown, &policies))?;
         let stands = self.stands.get_or_init(|| pattern.clone());
         if *stands != pattern {
-            let why = format!("a limit stands on {stands} and on {pattern}: {}", to_name(&policies));
-            return Err(Refusal::misused(&why));
+            return Err(nameless(&format!("a limit stands on {stands} and on {pattern}"), &policies));
         }
         let name = format!("{method} {pattern}");
         Ok(policies.iter().map(|policy| policy.clone().or_named(&name)).collect())

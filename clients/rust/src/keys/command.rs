@@ -7,7 +7,6 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value};
 use super::share::{RequestId, Share};
 use crate::commands::{All, Decision, Take, Verdict, cmd};
 
-/// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Whether any share refuses.
@@ -45,7 +44,6 @@ pub struct Command {
 }
 
 impl Command {
-    /// Asks for shares of a request.
     pub(super) fn ask(
         shares: Vec<Share>,
         id: RequestId,
@@ -55,7 +53,6 @@ impl Command {
         Command { shares, request: Some((id, places)), in_flight, at: None, force: false }
     }
 
-    /// Gives units back.
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
         Command { shares, request: None, in_flight: None, at: Some(at), force: false }
     }
@@ -77,7 +74,6 @@ impl Command {
         self.shares.first().map_or(&[], |share| &share.key)
     }
 
-    /// The units that it asks for beyond the cost.
     pub(super) fn size(&self) -> u64 {
         self.in_flight.unwrap_or_default()
     }
@@ -124,11 +120,6 @@ impl Command {
         Command { shares, in_flight, at: None, force: false, ..self.clone() }
     }
 
-    /// Reads the reply.
-    ///
-    /// # Errors
-    ///
-    /// If it is no reply to this command.
     pub fn read(&self, reply: Value) -> RedisResult<Decision> {
         if self.single().is_none() {
             return Ok(Decision::from_redis_value(reply)?);

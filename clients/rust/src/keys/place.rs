@@ -18,7 +18,6 @@ pub struct Place {
     is_late: bool,
 }
 
-/// The state of a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
     /// It is asked for.
@@ -35,7 +34,6 @@ pub enum State {
     Over,
 }
 
-/// What happens to a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// The newest request took a unit.

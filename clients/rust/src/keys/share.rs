@@ -50,11 +50,8 @@ impl Rules {
 /// What a request asks of one key.
 #[derive(Clone, Debug)]
 pub struct Share {
-    /// The key.
     pub key: Arc<[u8]>,
-    /// How it is counted.
     pub rules: Arc<Rules>,
-    /// Units.
     pub cost: i64,
 }
 
