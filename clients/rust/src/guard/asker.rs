@@ -30,7 +30,7 @@ pub(crate) struct Asker(Arc<Shared>);
 
 /// What an asker is made of.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub(crate) struct AskerSettings {
     pub redis: Redis,
     /// The clock whose time commands name with `AT`.
     pub clock: Clock,
@@ -39,7 +39,7 @@ pub(crate) struct Settings {
 }
 
 struct Shared {
-    settings: Settings,
+    settings: AskerSettings,
     /// The time by which leases and refusals end.
     time: Time,
     state: Mutex<State>,
@@ -63,19 +63,19 @@ impl fmt::Debug for Asker {
 
 impl Asker {
     pub fn new(redis: Redis) -> Asker {
-        let settings = Settings { redis, clock: Clock::default(), remember: Duration::ZERO };
+        let settings = AskerSettings { redis, clock: Clock::default(), remember: Duration::ZERO };
         Asker::of(settings, Announcer::default())
     }
 
     /// An asker with other settings. It knows of no leases and refusals.
-    pub fn with(&self, change: impl FnOnce(&mut Settings)) -> Asker {
+    pub fn with(&self, change: impl FnOnce(&mut AskerSettings)) -> Asker {
         let mut settings = self.0.settings.clone();
         change(&mut settings);
         Asker::of(settings, self.nodes().announcer())
     }
 
-    fn of(settings: Settings, announcer: Announcer) -> Asker {
-        let Settings { redis, clock, remember } = &settings;
+    fn of(settings: AskerSettings, announcer: Announcer) -> Asker {
+        let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(*remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
@@ -263,7 +263,6 @@ impl State {
 }
 
 /// A request that may be settled or given back. If it is dropped before [`keep`](Held::keep), what it took goes back.
-#[derive(Debug)]
 pub(crate) struct Held {
     asker: Asker,
     id: RequestId,

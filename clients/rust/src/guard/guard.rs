@@ -10,7 +10,7 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::asker::{self, Asker, Held};
+use super::asker::{Asker, AskerSettings, Held};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
@@ -168,7 +168,7 @@ impl Guard {
     }
 
     /// Starts over: leases and remembered refusals belong to the old settings.
-    fn anew(self, change: impl FnOnce(&mut asker::Settings)) -> Guard {
+    fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Guard {
         Guard { asker: self.asker.with(change), ..self }.with_local()
     }
 
@@ -205,8 +205,7 @@ impl Guard {
     ///
     /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Guard {
-        let redis = self.asker.redis().clone().timeout(timeout);
-        self.anew(|settings| settings.redis = redis)
+        self.anew(|settings| settings.redis = settings.redis.clone().timeout(timeout))
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
 
-use super::asker::{Asker, Settings};
+use super::asker::{Asker, AskerSettings};
 use crate::commands::{Algorithm, Clock, Quota, Verdict, check};
 use crate::keys::{Rules, Share};
 use crate::lines::Redis;
@@ -42,7 +42,7 @@ impl Leases {
     }
 
     /// Starts over: leases and remembered refusals belong to the old settings.
-    fn anew(self, change: impl FnOnce(&mut Settings)) -> Leases {
+    fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Leases {
         Leases { asker: self.asker.with(change), ..self }
     }
 

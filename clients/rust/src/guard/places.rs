@@ -132,7 +132,7 @@ impl Places {
     ) {
         // The requests that have taken a unit for it, the oldest first.
         let mut held = vec![held];
-        let mut renewal: Renewal = Box::pin(pending());
+        let (mut renewal, mut sent): (Renewal, _) = (Box::pin(pending()), Vec::new());
         while place.state() != State::Over {
             let left = place.due().map(|due| due.saturating_sub(self.now()));
             let event = tokio::select! {
@@ -146,7 +146,7 @@ impl Places {
                 _ = &mut ended, if place.state() != State::Ending => Event::End,
                 () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
             };
-            let mut sent = Vec::new();
+            sent.clear();
             for say in place.happens(event, self.now()) {
                 match say {
                     Say::Take => {
@@ -159,9 +159,10 @@ impl Places {
                 }
             }
             is_late.store(place.is_late(), Ordering::Relaxed);
-            for sent in sent.into_iter().filter(|_| place.state() == State::Over) {
-                let _ = sent.await;
-            }
+        }
+        // `release` returns when Redis has the place back.
+        for task in sent {
+            let _ = task.await;
         }
     }
 }

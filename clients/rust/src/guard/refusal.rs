@@ -114,7 +114,6 @@ impl Refusal {
         if let Some(wait) = self.decision().and_then(|decision| decision.retry_after) {
             fields.insert("grpc-retry-pushback-ms", (wait.as_millis() as u64).into());
         }
-        response.extensions_mut().insert(Refused);
         response
     }
 

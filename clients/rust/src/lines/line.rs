@@ -16,7 +16,7 @@ pub struct Line {
     is_up: bool,
     /// The number of replies that are due.
     due: usize,
-    /// Ticks since the last reply, while one was due.
+    /// Ticks without a reply, while one is due or the connection is being made.
     silent: u32,
     state: State,
 }
