@@ -10,11 +10,18 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::yield_now;
+use tokio::time::sleep;
 
 use super::errors::{is_reply, known};
-use super::line::{Line, State};
-use super::ticker;
+use super::line::{Line, State, TICKS};
 use crate::locked;
+
+/// How often other tasks may run before a tick is told.
+///
+/// tokio runs the task of a timer ahead of thousands that are ready, and one of the last may be about to read a reply. Before
+/// a line is late, a thread has run some 24,000 other tasks, or was idle and took tasks of busy threads.
+const LAPS: u32 = 20;
 
 pub(crate) const ENDED: &str = "the runtime that asked has ended";
 
@@ -35,7 +42,7 @@ struct Life<T> {
     line: Mutex<Ticked>,
 }
 
-/// A line, and whether a timer tells it ticks.
+/// A line, and whether a task tells it ticks.
 #[derive(Default)]
 struct Ticked {
     line: Line,
@@ -143,7 +150,7 @@ impl<T> Life<T> {
 }
 
 impl<T: Send + Sync + 'static> Life<T> {
-    /// Tells the line of an event, and starts the timer if ticks count from now on.
+    /// Tells the line of an event, and starts the task for its ticks if they count from now on.
     fn happens(self: &Arc<Self>, event: impl FnOnce(&mut Line) -> State) -> State {
         let (state, starts) = {
             let Ticked { line, is_told } = &mut *locked(&self.line);
@@ -153,9 +160,7 @@ impl<T: Send + Sync + 'static> Life<T> {
             (state, starts)
         };
         if starts {
-            let life = Arc::downgrade(self);
-            let tick = move || life.upgrade().is_some_and(|life| life.tick());
-            ticker::start(&self.runtime, self.timeout, Box::new(tick));
+            self.runtime.spawn(tick(Arc::downgrade(self), self.timeout));
         }
         state
     }
@@ -173,6 +178,19 @@ impl<T: Send + Sync + 'static> Life<T> {
             self.begin(Stage::Over(io::Error::new(io::ErrorKind::TimedOut, late).into()));
         }
         is_ticking
+    }
+}
+
+/// Tells a line ticks until no more count. It sleeps anew after each, so a tick that comes late counts once.
+async fn tick<T: Send + Sync + 'static>(life: Weak<Life<T>>, timeout: Duration) {
+    loop {
+        sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
+        for _ in 0..LAPS {
+            yield_now().await;
+        }
+        if !life.upgrade().is_some_and(|life| life.tick()) {
+            return;
+        }
     }
 }
 

@@ -9,7 +9,6 @@ mod errors;
 mod line;
 mod link;
 mod server;
-mod ticker;
 
 pub use away::{Ask, Away};
 pub(crate) use cluster::Address;
