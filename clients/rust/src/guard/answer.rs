@@ -1,4 +1,4 @@
-//! How HTTP speaks of a decision.
+//! The header fields that tell a client of a decision.
 
 use std::fmt::Write;
 use std::time::Duration;

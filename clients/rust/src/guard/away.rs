@@ -22,7 +22,7 @@ pub(crate) struct Nodes {
     announcer: Mutex<Announcer>,
 }
 
-/// What is said of a node that is away.
+/// How the log and the application learn that a node is away.
 #[derive(Clone, Default)]
 pub(crate) struct Announcer {
     /// Whether this process limits while a node is away.
