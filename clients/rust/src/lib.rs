@@ -1,15 +1,15 @@
-//! Commands of redis-rl, a module for Redis and Valkey, on [`redis`] connections: rate limits that the server decides
-//! and counts in one step.
+//! Rate limits by redis-rl, a module for Redis and Valkey, on [`redis`] connections. Each decision is one atomic step of the
+//! server.
 //!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
 //! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
-//! - [`Verdict`], [`Decision`] and [`Info`] are what they answer.
+//! - [`Verdict`], [`Decision`] and [`Info`] are the replies.
 #![cfg_attr(feature = "memory", doc = "- [`MemoryLimiter`] runs them in this process, without a server.")]
 #![cfg_attr(
     feature = "leases",
-    doc = "- [`Leases`] decides most requests for hot keys and floods without asking."
+    doc = "- [`Leases`] decides most requests for hot keys and floods without asking the server."
 )]
 #![cfg_attr(feature = "leases", doc = "- [`Places`] limits how many blocks of code are at work at once.")]
 #![cfg_attr(
@@ -19,14 +19,13 @@
 //!
 //! # Time
 //!
-//! The server counts in whole milliseconds. A window is rounded up to one, so that no more is allowed than was asked
-//! for; [`at`](Take::at) is rounded down. Waits in replies are exact to the millisecond.
+//! The server counts in whole milliseconds. Windows are rounded up, so that no more is allowed than you asked for;
+//! [`at`](Take::at) is rounded down. Waits in replies are exact to the millisecond.
 //!
 //! # Clusters
 //!
-//! Commands are sent to the node of their key, those of [`All`] to the node of its first one: give all its keys one
-//! hash tag, as in `{42}:requests` and `{42}:tokens`. A cluster connection of redis-rs sends a command again after a
-//! lost connection, and may so count or give back twice; guards and leases do not.
+//! All keys of an [`All`] must have one hash tag, as `{42}:requests` and `{42}:tokens` have. After a lost connection, a
+//! cluster connection of redis-rs sends a command again, and may count or give back twice; guards and leases do not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
 mod commands;

@@ -1,4 +1,4 @@
-//! The same limiter in this process, without a server.
+//! The limiter in this process, without a server.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use redis_rl_core::memory::Memory;
 
 use crate::locked;
 
-/// Keys in memory, for tests, for development, and for what needs no server: a connection and a client of redis-rl, which
-/// runs the commands by the module's own code. Clones share the keys.
+/// The limiter in this process, for tests and single-process services. It runs the module's own code, and takes the place
+/// of a connection and of a client. Clones share the keys.
 ///
-/// Its time is that of this process until [`set_time`](MemoryLimiter::set_time) or [`advance`](MemoryLimiter::advance) move it.
+/// Its clock is that of this process until [`set_time`](MemoryLimiter::set_time) or [`advance`](MemoryLimiter::advance) set it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -30,50 +30,47 @@ use crate::locked;
 #[derive(Clone)]
 pub struct MemoryLimiter {
     memory: Arc<Mutex<Memory>>,
-    /// When it stands still.
+    /// The time at which its clock is stopped, if it is.
     time: Arc<Mutex<Option<SystemTime>>>,
 }
 
-/// Keys that it holds if not told otherwise.
-const MAX_KEYS: usize = 100_000;
-
 impl MemoryLimiter {
-    /// Holds at most 100,000 keys.
+    /// A limiter of at most 100,000 keys.
     #[must_use]
     pub fn new() -> MemoryLimiter {
-        MemoryLimiter::with_keys(MAX_KEYS)
+        MemoryLimiter::with_keys(100_000)
     }
 
-    /// Holds at most so many keys. Beyond that, the one that expires first goes. With a million, the call that doubles the table takes
-    /// some 35 ms.
+    /// A limiter of at most this many keys: another key replaces the one that expires first. With a million keys, the call
+    /// that doubles the table takes some 35 ms.
     #[must_use]
     pub fn with_keys(max_keys: usize) -> MemoryLimiter {
         MemoryLimiter { memory: Arc::new(Mutex::new(Memory::new(max_keys))), time: Arc::default() }
     }
 
-    /// Has the time stand still at this one.
+    /// Stops the clock at this time.
     pub fn set_time(&self, time: SystemTime) {
         *locked(&self.time) = Some(time);
     }
 
-    /// Moves the time, from when it stands still or from now.
+    /// Stops the clock this much later than its time.
     pub fn advance(&self, by: Duration) {
         let time = self.time() + by;
         self.set_time(time);
     }
 
-    /// The time.
+    /// The time of its clock.
     #[must_use]
     pub fn time(&self) -> SystemTime {
         locked(&self.time).unwrap_or_else(SystemTime::now)
     }
 
-    /// The replies to commands. Errors are among them.
+    /// The replies to commands, error replies among them.
     fn replies<'a>(&self, commands: impl Iterator<Item = Vec<&'a [u8]>>) -> RedisResult<Vec<Value>> {
         let now = self.time().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut memory = locked(&self.memory);
         let reply = |words: Vec<&[u8]>| {
-            // The name of an unknown command, which an error repeats, may be any bytes.
+            // The error for an unknown command repeats its name, which may be any bytes.
             parse_redis_value(String::from_utf8_lossy(memory.call(now.as_millis() as u64, &words)).as_bytes())
         };
         commands.map(reply).collect()
@@ -105,7 +102,7 @@ impl fmt::Debug for MemoryLimiter {
     }
 }
 
-/// Those of a transaction are one, after those that are skipped.
+/// The replies of a pipeline. Those of a transaction are one array; redis-rs then skips `offset` replies.
 fn of_pipeline(replies: Vec<Value>, offset: usize) -> Vec<Value> {
     if offset == 0 { replies } else { vec![Value::Array(replies)] }
 }
@@ -117,7 +114,6 @@ impl ConnectionLike for MemoryLimiter {
 
     fn req_packed_commands(&mut self, cmd: &[u8], offset: usize, _: usize) -> RedisResult<Vec<Value>> {
         let (mut parser, mut rest, mut commands) = (Parser::new(), cmd, Vec::new());
-        // After the last one there is none.
         while let Ok(words) = parser.parse_value(&mut rest) {
             let words: Vec<Vec<u8>> = from_redis_value(words)?;
             commands.extend(Some(words).filter(|words| ![&b"MULTI"[..], b"EXEC"].contains(&&words[0][..])));

@@ -1,9 +1,9 @@
-//! Rate limits of a web service: middleware for tower and actix-web, and what it is made of.
+//! Rate limits of a web service, as middleware for tower and actix-web.
 //!
-//! A [`Guard`] takes units for each request by its [`Policies`]. Where the cost is known only later, or comes out of the
-//! body, ask it in the handler.
+//! A [`Guard`] takes units for each request by its [`Policies`]. Where the cost depends on the body, or is known only later,
+//! call it in the handler.
 //!
-//! Header fields are those of [draft-ietf-httpapi-ratelimit-headers-11][draft], in seconds that are rounded up.
+//! Header fields follow [draft-ietf-httpapi-ratelimit-headers-11][draft]. Seconds are rounded up.
 //!
 //! [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/
 

@@ -15,11 +15,10 @@ use super::quota::Quota;
 use super::reply::{Decision, Verdict};
 use super::request::{Algorithm, All, Take, write_at};
 
-/// How to wait for units: how many, and at most how long. A number is a cost, without a timeout.
+/// How many units to wait for, and how long. A number converts into a cost without a timeout.
 ///
-/// It asks; if refused, it sleeps for exactly `retry_after` and asks again. If that is longer than what is left of the
-/// timeout, or if no wait helps, it answers the refusal at once: see whether the verdict
-/// is [limited](Verdict::limited). Those who wait have no order among them.
+/// A waiter that is refused sleeps for exactly `retry_after` and asks again. If no wait within the timeout helps, it returns
+/// the refusal at once: see whether the verdict is [limited](Verdict::limited). Waiters have no order.
 #[derive(Clone)]
 #[must_use]
 pub struct Acquire {
@@ -30,24 +29,24 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    /// Waits for so many units.
+    /// Waits for this many units.
     pub fn cost(cost: i64) -> Acquire {
         Acquire { cost, timeout: None, clock: Clock::default(), sleep: None }
     }
 
-    /// Waits at most so long. With a timeout of 0 it asks once.
+    /// Waits at most for this long. With a timeout of 0 it asks once.
     pub fn timeout(mut self, timeout: Duration) -> Acquire {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Decides as of this clock instead of those of the server and of this process, for tests.
+    /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Acquire {
         self.clock = Clock::new(now);
         self
     }
 
-    /// Is called in place of sleeping, for tests: it may move the clock.
+    /// Calls this in place of sleeping. Tests move the clock by it.
     pub fn sleep(mut self, sleep: impl Fn(Duration) + Send + Sync + 'static) -> Acquire {
         self.sleep = Some(Arc::new(sleep));
         self
@@ -67,11 +66,14 @@ impl fmt::Debug for Acquire {
     }
 }
 
-/// What is asked for, again and again. The replies tell as of which time units were counted.
+/// A waiter, and the command that it repeats.
 pub(crate) struct Asked {
     acquire: Acquire,
     take: Cmd,
-    #[cfg_attr(not(feature = "tokio-comp"), expect(dead_code, reason = "nobody leaves a thread that waits"))]
+    #[cfg_attr(
+        not(feature = "tokio-comp"),
+        expect(dead_code, reason = "a blocking waiter cannot be dropped")
+    )]
     give_back: Cmd,
     began: Instant,
     began_at: Option<SystemTime>,
@@ -84,7 +86,7 @@ impl Asked {
         key: impl ToSingleRedisArg,
         quotas: &[Quota],
     ) -> Asked {
-        // `PARTIAL` would take a part of several units.
+        // Both replies tell the time, for giving back. `PARTIAL` would take a part of several units.
         let take = match acquire.cost {
             1 => cmd::by(algorithm, &key, quotas, Take::cost(1).partial()),
             cost => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
@@ -99,7 +101,7 @@ impl Asked {
         command
     }
 
-    /// How long to sleep before asking again; none if the verdict is the answer.
+    /// How long to sleep before asking again. `None` if the verdict is the answer.
     fn pause(&self, verdict: &Verdict) -> Option<Duration> {
         let wait = verdict.retry_after.filter(|_| verdict.limited)?;
         let gone = match (self.began_at, self.acquire.clock.at()) {
@@ -127,7 +129,7 @@ impl Asked {
             let (cost, command, give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
             let (sender, receiver) = tokio::sync::oneshot::channel();
             let mut connection = connection.clone();
-            // A task of its own: what it takes goes back if nobody reads the reply.
+            // The task lives on if this future is dropped, and gives back what the command has taken.
             tokio::spawn(async move {
                 let reply: RedisResult<Value> = command.query_async(&mut connection).await;
                 let verdict = reply.and_then(|reply| read(cost, reply));
@@ -146,7 +148,7 @@ impl Asked {
     }
 }
 
-/// What the reply to a command says that takes units at this cost.
+/// Reads the reply to the command that takes this cost.
 fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
     if cost == 1 {
         return Ok(Verdict::from_redis_value(reply)?);
@@ -156,7 +158,7 @@ fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
     Ok(Verdict { taken: Some(if verdict.limited { 0 } else { cost }), ..verdict })
 }
 
-/// A verdict whose units go back, if that is not taken from it.
+/// A verdict. If it is dropped with a command to give back, its units go back.
 #[cfg(feature = "tokio-comp")]
 struct Unread<C: redis::aio::ConnectionLike + Send + 'static> {
     verdict: RedisResult<Verdict>,

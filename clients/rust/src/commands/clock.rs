@@ -1,6 +1,5 @@
 //! The time by which a process decides.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 #[cfg(feature = "leases")]
@@ -12,7 +11,7 @@ use std::{
 #[cfg(feature = "leases")]
 use tokio::time::Instant;
 
-/// A clock of the application's own, as tests have one; without it, those of the server and of this process.
+/// A clock that the application has set, if it has. Else the clocks of the server and of this process count.
 #[derive(Clone, Default)]
 pub(crate) struct Clock(Option<Arc<dyn Fn() -> SystemTime + Send + Sync>>);
 
@@ -21,27 +20,20 @@ impl Clock {
         Clock(Some(Arc::new(now)))
     }
 
-    /// This one, if it is of the application's own, else another.
+    /// This clock if the application has set it, else `other`.
     #[cfg(feature = "leases")]
     pub fn or(self, other: Clock) -> Clock {
         Clock(self.0.or(other.0))
     }
 
-    /// The time to name in a command; none if the server's clock decides.
+    /// The time to name in a command. `None` if the server's clock decides.
     pub fn at(&self) -> Option<SystemTime> {
         self.0.as_ref().map(|now| now())
     }
 }
 
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Clock(own)" } else { "Clock(server)" })
-    }
-}
-
-/// Time that never runs back, from wherever it began.
+/// Time that never runs back. Only differences count: its beginning is arbitrary.
 #[cfg(feature = "leases")]
-#[derive(Debug)]
 pub(crate) struct Time {
     clock: Clock,
     started: Instant,

@@ -1,4 +1,4 @@
-//! The commands, to be sent in a pipeline or however you like.
+//! The commands as [`redis::Cmd`], for pipelines and scripts.
 //!
 //! ```no_run
 //! use redis_rl_client::{Quota, Verdict, cmd};
@@ -59,12 +59,12 @@ pub fn all(request: &All) -> Cmd {
     request.cmd()
 }
 
-/// `RL.INFO`, answered by an `Option` of [`Info`](crate::Info): none if there is no such key.
+/// `RL.INFO`, answered by an `Option` of [`Info`](crate::Info): `None` if there is no such key.
 pub fn info(key: impl ToSingleRedisArg) -> Cmd {
     keyed("RL.INFO", key)
 }
 
-/// `DEL`, which forgets what is counted, answered by whether there was such a key.
+/// `DEL`, which forgets what is counted. The reply is whether there was such a key.
 pub fn reset(key: impl ToSingleRedisArg) -> Cmd {
     keyed("DEL", key)
 }

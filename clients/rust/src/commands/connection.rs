@@ -8,17 +8,17 @@ use super::quota::Quota;
 use super::reply::{Decision, Info, Verdict};
 use super::request::{Algorithm, All, Take};
 
-/// The methods of both traits: those that take or look for units, and the others.
+/// The methods of both traits.
 macro_rules! commands {
     ($way:ident) => {
         commands! { $way takes
-            /// Takes units by one count in each window of the clock.
+            /// Takes units by `RL.FIXED`: one count in each window of the clock.
             rl_fixed = fixed,
-            /// Takes units by this window's count and a share of the last one's.
+            /// Takes units by `RL.SLIDING`: the count of this window and a share of the last.
             rl_sliding = sliding,
-            /// Takes units by the time of every unit: exact.
+            /// Takes units by `RL.LOG`: the time of every unit, so it is exact.
             rl_log = log,
-            /// Takes units from a token bucket that refills evenly.
+            /// Takes units by `RL.BUCKET`: a token bucket that refills evenly.
             rl_bucket = bucket,
             /// Shows whether a request would be allowed, without counting it.
             rl_peek = peek,
@@ -26,9 +26,9 @@ macro_rules! commands {
         commands! { $way
             /// Takes units of several keys in one step, of all or of none.
             rl_all = all(request: &All) -> Decision;
-            /// Shows what a key holds; none if there is no such key.
+            /// Shows what a key holds. `None` if there is no such key.
             rl_info = info(key: impl ToSingleRedisArg) -> Option<Info>;
-            /// Forgets what a key holds, and tells whether there was such a key.
+            /// Forgets what a key holds. Returns whether there was such a key.
             rl_reset = reset(key: impl ToSingleRedisArg) -> bool;
         }
     };
@@ -56,7 +56,7 @@ macro_rules! commands {
 
 /// The commands of redis-rl on connections, clients and cluster connections.
 ///
-/// The third argument is a cost, or a [`Take`] with more to say.
+/// The third argument of the first five is a cost, or a [`Take`] with options.
 pub trait RlCommands: ConnectionLike + Sized {
     commands!(blocking);
 
@@ -76,15 +76,14 @@ impl<C: ConnectionLike> RlCommands for C {}
 
 /// The commands of redis-rl on asynchronous connections, cluster connections too.
 ///
-/// The third argument is a cost, or a [`Take`] with more to say.
+/// The third argument of the first five is a cost, or a [`Take`] with options.
 #[cfg(feature = "aio")]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     commands!(asynchronous);
 
     /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
     ///
-    /// A future that is dropped takes nothing: if its command is on its way, what that takes is given back. It needs a
-    /// tokio runtime.
+    /// A future that is dropped takes nothing: what a command in flight takes is given back. It needs a tokio runtime.
     #[cfg(feature = "tokio-comp")]
     fn rl_acquire(
         &mut self,
@@ -104,7 +103,7 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
 #[cfg(feature = "aio")]
 impl<C: redis::aio::ConnectionLike + Send> RlAsyncCommands for C {}
 
-/// Says of a command that the server does not know what is missing.
+/// Adds to the error for an unknown command that the module is missing.
 pub(crate) fn explained(error: RedisError) -> RedisError {
     match (error.kind(), error.detail()) {
         (kind @ ErrorKind::Server(ServerErrorKind::ResponseError), Some(detail))

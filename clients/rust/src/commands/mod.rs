@@ -1,4 +1,4 @@
-//! The commands: their words, what they answer, and methods that send them.
+//! The commands: their arguments, their replies, and methods that send them.
 
 mod acquire;
 mod clock;

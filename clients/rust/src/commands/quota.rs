@@ -1,4 +1,4 @@
-//! How much is allowed in how long.
+//! Quotas: how many units are allowed in which time.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,7 +13,7 @@ pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
 /// The longest window that the commands accept: 3650 days.
 const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 
-/// So many units in each window of time.
+/// A limit of units in each window of time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,36 +27,36 @@ const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 pub struct Quota {
     /// Units allowed in each window, at most 2^53 - 1; 0 limits everything.
     pub limit: u64,
-    /// The length of the window, 1 ms to 3650 days. A part of a millisecond counts as a whole one.
+    /// The length of the window, 1 ms to 3650 days, rounded up to whole milliseconds.
     pub window: Duration,
 }
 
 impl Quota {
-    /// So many units in each window of this length.
+    /// This many units in each window of this length.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Quota {
         Quota { limit, window }
     }
 
-    /// So many units a second.
+    /// This many units a second.
     #[must_use]
     pub const fn per_second(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(1))
     }
 
-    /// So many units a minute.
+    /// This many units a minute.
     #[must_use]
     pub const fn per_minute(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(60))
     }
 
-    /// So many units an hour.
+    /// This many units an hour.
     #[must_use]
     pub const fn per_hour(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(3_600))
     }
 
-    /// So many units a day.
+    /// This many units a day.
     #[must_use]
     pub const fn per_day(limit: u64) -> Quota {
         Quota::new(limit, Duration::from_secs(86_400))
@@ -68,7 +68,7 @@ impl Quota {
         self.window.as_secs().saturating_mul(1_000).saturating_add(part_ms)
     }
 
-    /// What the server would refuse.
+    /// Refuses what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&self.window_ms());
         if is_valid { Ok(()) } else { Err(Invalid::quota(&self.to_string())) }
@@ -85,14 +85,13 @@ impl Quota {
 
 const UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
 
-/// One quota is a list of one.
 impl AsRef<[Quota]> for Quota {
     fn as_ref(&self) -> &[Quota] {
         std::slice::from_ref(self)
     }
 }
 
-/// Two arguments: the limit and the window.
+/// Writes two arguments: the limit and the window.
 impl ToRedisArgs for Quota {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
         self.limit.write_redis_args(out);
@@ -105,7 +104,7 @@ impl ToRedisArgs for Quota {
     }
 }
 
-/// As in `100/1h`.
+/// Writes `100/1h`, say.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (window, unit) = self.window_and_unit();
@@ -113,7 +112,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads what `Display` writes: a limit, a slash, and a window with a unit. A unit without a number is one: `100/h`.
+/// Reads what `Display` writes: a limit, a slash, and a window with a unit. `100/h` is `100/1h`.
 impl FromStr for Quota {
     type Err = Invalid;
 
@@ -132,14 +131,12 @@ impl FromStr for Quota {
     }
 }
 
-/// A number in digits alone.
+/// Reads a number without a sign.
 fn whole(digits: &str) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Several quotas of one key, as text has them: `5/10s, 100/h`.
-///
-/// The commands take them like any list of quotas.
+/// Quotas of one key, read from text such as `5/10s, 100/h`. The commands take them like any list of quotas.
 ///
 /// ```
 /// use redis_rl_client::{Quota, Quotas, cmd};
@@ -154,12 +151,11 @@ fn whole(digits: &str) -> Option<u64> {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Quotas(Vec<Quota>);
 
-/// Quotas that a command may have.
+/// The most quotas of a command.
 #[cfg(feature = "leases")]
 const MAX_QUOTAS: usize = 8;
 
-/// What the server would refuse of the quotas of a key: it would count as the server being away, and might let every
-/// request pass.
+/// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass.
 #[cfg(feature = "leases")]
 pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
     quotas.iter().try_for_each(Quota::check)?;
@@ -179,7 +175,7 @@ impl FromStr for Quotas {
     }
 }
 
-/// As in `5/10s, 100/1h`.
+/// Writes `5/10s, 100/1h`, say.
 impl fmt::Display for Quotas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, quota) in self.iter().enumerate() {
@@ -236,7 +232,7 @@ macro_rules! from_text {
 
 from_text!(&str, &String, String);
 
-/// A mistake in what the application says: a text that is not one of quotas, a policy that cannot be.
+/// A mistake of the application, such as a text that cannot be read as quotas.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Invalid(String);
 
@@ -260,14 +256,13 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-/// Of what cannot go wrong.
+/// Lets functions accept quotas and policies that need no conversion.
 impl From<Infallible> for Invalid {
     fn from(never: Infallible) -> Invalid {
         match never {}
     }
 }
 
-/// So that `?` is enough in a function that asks the server.
 impl From<Invalid> for RedisError {
     fn from(invalid: Invalid) -> RedisError {
         (ErrorKind::Client, "invalid", invalid.0).into()

@@ -1,4 +1,4 @@
-//! What the server answers.
+//! The replies of the server.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,27 +7,27 @@ use redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 
 use super::request::Algorithm;
 
-/// What was decided of a request.
+/// The decision on a request for one key.
 ///
-/// Of several quotas these are the figures of one: if allowed, the one with the fewest units remaining; if limited,
-/// the one with the longest wait.
+/// With several quotas, the figures are those of one: if the request is allowed, the one with the fewest units remaining;
+/// if it is limited, the one with the longest wait.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Verdict {
     /// Whether the request is over the limit.
     pub limited: bool,
-    /// The limit that the other figures speak of.
+    /// The limit of the quota that the figures are of.
     pub limit: u64,
-    /// Units left in it.
+    /// Units that are left of it.
     pub remaining: u64,
-    /// After this time the same request is allowed, if no other comes. `None` when it was allowed, and when no wait
-    /// can help as it costs more than the limit.
+    /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps since it
+    /// costs more than the limit.
     pub retry_after: Option<Duration>,
     /// After this time the whole limit is available again, if no other request comes.
     pub reset_after: Duration,
-    /// Units that were taken, or if negative given back. `None` unless asked for by [`partial`](crate::Take::partial).
+    /// Units that were taken, or if negative given back. `None` without [`partial`](crate::Take::partial).
     pub taken: Option<i64>,
-    /// The time, exact to the millisecond, as of which they were counted: what to name when they are given back later.
-    /// `None` unless asked for by [`partial`](crate::Take::partial).
+    /// The time, to the millisecond, as of which they were counted. Name it when you give them back. `None` without
+    /// [`partial`](crate::Take::partial).
     pub at: Option<SystemTime>,
 }
 
@@ -53,25 +53,24 @@ impl FromRedisValue for Verdict {
     }
 }
 
-/// What was decided of a request for several keys or quotas.
+/// The decision on a request for several keys or quotas.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Decision {
-    /// Whether any refuses. If so, nothing was counted, unless by force.
+    /// Whether any quota refuses. If so nothing was counted, unless by [`force`](crate::All::force).
     pub limited: bool,
-    /// After this time the same request is allowed, if no other comes. `None` when it was allowed, and when no wait
-    /// can help.
+    /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps.
     pub retry_after: Option<Duration>,
-    /// The time, exact to the millisecond, as of which it was decided: what to name when units are given back later.
+    /// The time, to the millisecond, as of which it was decided. Name it when you give units back.
     pub at: SystemTime,
-    /// For each quota, in the order given, its own figures; `limited` tells whether it refuses.
+    /// The figures of each quota, in the order of the request. `limited` of a row tells whether that quota refuses.
     pub rows: Vec<Verdict>,
 }
 
 impl Decision {
-    /// The figures of one key's quotas as a single command tells them, and the time.
+    /// The verdict that the command for a single key would reply.
     pub(crate) fn tightest(&self) -> Option<Verdict> {
         let rows = self.rows.iter().filter(|row| row.limited == self.limited);
-        // On a tie the earlier one. That no wait helps is the longest wait.
+        // On a tie the earlier row counts. That no wait helps is the longest wait.
         let tightest = if self.limited {
             rows.rev().max_by_key(|row| row.retry_after.unwrap_or(Duration::MAX))
         } else {
@@ -97,11 +96,11 @@ impl FromRedisValue for Decision {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Info {
-    /// How it counts.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// Its live windows, the shortest first. A log has one, its longest.
+    /// Its windows that are not over, the shortest first. A log has one, its longest.
     pub windows: Vec<WindowInfo>,
-    /// For a log, the distinct milliseconds that it holds.
+    /// Of a log, the number of different milliseconds in which units were counted.
     pub entries: Option<u64>,
 }
 
@@ -111,7 +110,7 @@ pub struct Info {
 pub struct WindowInfo {
     /// Its length.
     pub window: Duration,
-    /// Of a bucket, the limit of its newest count.
+    /// Of a bucket, the limit of the newest request.
     pub limit: Option<u64>,
     /// Units used.
     pub used: u64,
@@ -123,7 +122,7 @@ pub struct WindowInfo {
     pub previous: Option<u64>,
 }
 
-/// A map, or in RESP2 a flat array. What newer servers add is ignored.
+/// Reads a map, or in RESP2 a flat array. Fields that newer servers add are ignored.
 impl FromRedisValue for Info {
     fn from_redis_value(value: Value) -> Result<Info, ParsingError> {
         let mut fields: Fields = from_redis_value(value)?;
@@ -182,7 +181,7 @@ fn time(value: &Value) -> Result<SystemTime, ParsingError> {
     time.ok_or_else(|| format!("{unix_ms} is no time").into())
 }
 
-/// -1 is no wait.
+/// Reads milliseconds, or -1 if there is no wait.
 fn wait(value: &Value) -> Result<Option<Duration>, ParsingError> {
     match integer(value)? {
         -1 => Ok(None),

@@ -1,4 +1,4 @@
-//! What is asked of the server, besides keys and quotas.
+//! The arguments of commands, besides keys and quotas.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,22 +7,22 @@ use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
 use super::quota::Quota;
 
-/// How a key counts.
+/// The algorithm by which a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// One count in each window of the clock.
+    /// Fixed windows: one count in each window of the clock.
     Fixed,
-    /// The count of this window, and a share of the last one's.
+    /// A sliding window: the count of this window, and a share of the last.
     Sliding,
-    /// Exact: every unit is free again one window after it was taken.
+    /// A log, which is exact: every unit is free again one window after it was taken.
     Log,
     /// A token bucket: a burst of the whole limit, then an even stream.
     Bucket,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const EVERY: &[Algorithm] =
         &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
 
@@ -57,15 +57,7 @@ impl ToSingleRedisArg for Algorithm {}
 #[cfg(feature = "leases")]
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 
-/// What becomes of a request for more than is left.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Excess {
-    Refuse,
-    Force,
-    Partial,
-}
-
-/// What a request takes, or a peek looks for: its cost, and how it is counted. A number is a cost.
+/// The cost of a request, and options. A number converts into a cost without options.
 ///
 /// ```
 /// # use std::time::SystemTime;
@@ -79,34 +71,35 @@ enum Excess {
 #[must_use]
 pub struct Take {
     cost: i64,
-    excess: Excess,
+    /// The option for a cost of more than is left.
+    excess: Option<&'static str>,
     at: Option<SystemTime>,
 }
 
 impl Take {
-    /// Takes so many units. A negative cost gives units back, the newest first; 0 only looks.
+    /// Takes this many units. A negative cost gives units back, the newest first; 0 only looks.
     pub const fn cost(cost: i64) -> Take {
-        Take { cost, excess: Excess::Refuse, at: None }
+        Take { cost, excess: None, at: None }
     }
 
-    /// Counts the units even if the request is over the limit. The last of this and [`partial`](Take::partial) counts.
+    /// Counts the units even if the request is over the limit. Replaces [`partial`](Take::partial).
     pub const fn force(mut self) -> Take {
-        self.excess = Excess::Force;
+        self.excess = Some("FORCE");
         self
     }
 
-    /// Takes as many of the units as fit every quota.
+    /// Takes as many of the units as fit every quota. Replaces [`force`](Take::force).
     ///
     /// The verdict then has [`taken`](crate::Verdict::taken) and [`at`](crate::Verdict::at). It is limited if fewer were
     /// taken than asked for, and `retry_after` is the wait for one more unit.
     pub const fn partial(mut self) -> Take {
-        self.excess = Excess::Partial;
+        self.excess = Some("PARTIAL");
         self
     }
 
     /// Decides as of this time, rounded down to a millisecond, instead of the server's clock.
     ///
-    /// Giving back as of a time takes away only units that were counted by then.
+    /// Giving back as of a time removes only units that were counted by then.
     pub const fn at(mut self, at: SystemTime) -> Take {
         self.at = Some(at);
         self
@@ -119,23 +112,19 @@ impl From<i64> for Take {
     }
 }
 
-/// The options after the quotas.
+/// Writes the options after the quotas.
 impl ToRedisArgs for Take {
     fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
         if self.cost != 1 {
             out.write_arg(b"COST");
             out.write_arg_fmt(self.cost);
         }
-        match self.excess {
-            Excess::Refuse => {}
-            Excess::Force => out.write_arg(b"FORCE"),
-            Excess::Partial => out.write_arg(b"PARTIAL"),
-        }
+        self.excess.iter().for_each(|option| out.write_arg(option.as_bytes()));
         write_at(out, self.at);
     }
 }
 
-/// Several keys in one step: all allow the request and are counted, or nothing changes in any.
+/// A request for several keys: all allow it and are counted, or nothing changes in any.
 ///
 /// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
 ///
@@ -155,12 +144,12 @@ pub struct All {
 }
 
 impl All {
-    /// No key yet; a request has 1 to 64 quotas.
+    /// A request without a key. Add keys with 1 to 64 quotas in all.
     pub fn new() -> All {
         All { rows: with_room("RL.ALL"), force: false, at: None }
     }
 
-    /// A key, how it counts, and what is taken from it. Cost 0 only looks, a negative one gives units back.
+    /// Adds a key, its algorithm, its quotas and its cost. A cost of 0 only looks, a negative one gives units back.
     pub fn key(
         mut self,
         key: impl ToSingleRedisArg,
@@ -213,19 +202,19 @@ pub(crate) fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTim
     out.write_arg(b"AT");
     match at.duration_since(UNIX_EPOCH) {
         Ok(since) => out.write_arg_fmt(since.as_millis()),
-        // Which the server refuses.
+        // The server refuses a time before 1970.
         Err(before) => {
             out.write_arg_fmt(format_args!("-{}", before.duration().as_nanos().div_ceil(1_000_000)))
         }
     }
 }
 
-/// A command that seldom has to grow.
+/// A command with memory for its usual arguments.
 pub(crate) fn with_room(name: &str) -> Cmd {
     Cmd::with_capacity(16, 128).arg(name).take()
 }
 
-/// The slot of a key on a cluster: the CRC16 of its hash tag, or of all of it.
+/// The slot of a key on a cluster: the CRC16 of its hash tag, or of the whole key.
 #[cfg(feature = "leases")]
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {

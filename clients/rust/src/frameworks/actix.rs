@@ -13,14 +13,14 @@ use http::{Extensions, HeaderMap, Response};
 
 use crate::guard::{Guard, Pattern, Refusal, Refused, Requester, Reservation};
 
-/// By the service or by a limit.
+/// A response of the service or of a limit.
 type Answered<B> = ServiceResponse<EitherBody<B>>;
 
 impl Guard {
     /// Middleware of an application, a scope or a resource of actix-web.
     ///
-    /// What middleware of your own knows of a request, functions of the head find among its extensions, if it has put a
-    /// [`http::Extensions`] among those of the request.
+    /// Functions of the head see the extensions that your own middleware adds, if it puts them as [`http::Extensions`] among
+    /// the extensions of the request.
     #[must_use]
     pub fn middleware<S, B>(
         &self,
@@ -48,7 +48,7 @@ async fn limit<B: MessageBody>(
         Some(answer) => Ok(request.into_response(response(answer)).map_into_right_body()),
         None => next.call(request).await.map(ServiceResponse::map_into_left_body),
     };
-    // Only the answer that leaves all limits is the request's: until then another may take its place.
+    // Only the outermost limit knows the answer: middleware further in may have replaced it.
     match (outermost, &mut answered) {
         (Some(outermost), Ok(answered)) => {
             let is_refused = answered.response_mut().extensions_mut().remove::<Refused>().is_some();
@@ -63,10 +63,10 @@ async fn limit<B: MessageBody>(
     answered
 }
 
-/// As functions of requests know it.
+/// The head of a request, with what functions of policies need among its extensions.
 fn head(request: &HttpRequest) -> Parts {
     let (mut head, ()) = http::Request::new(()).into_parts();
-    // What one version of `http` has read is valid in the other.
+    // actix-web uses an older version of `http`. What that has read is valid here.
     head.method = request.method().as_str().parse().unwrap_or_default();
     head.uri = request.uri().to_string().parse().unwrap_or_default();
     for (name, value) in request.headers() {

@@ -1,4 +1,4 @@
-//! What handlers of axum take and return.
+//! An extractor and a response for handlers of axum.
 
 use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};

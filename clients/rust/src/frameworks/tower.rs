@@ -11,7 +11,7 @@ use tower_service::Service;
 use crate::guard::{Guard, Refused};
 
 impl Guard {
-    /// Middleware, of services whose response body can be made of a `String`, as that of axum can.
+    /// Middleware for services whose response body can be made of a `String`, as that of axum can.
     pub fn layer(&self) -> Guard {
         self.clone()
     }
@@ -59,7 +59,7 @@ where
                 Some(answer) => answer.map(R::from),
                 None => inner.call(Request::from_parts(head, body)).await?,
             };
-            // Only the answer that leaves all limits is the request's: until then another may take its place.
+            // Only the outermost limit knows the answer: middleware further in may have replaced it.
             if let Some(outermost) = outermost {
                 let is_refused = response.extensions_mut().remove::<Refused>().is_some();
                 for (name, value) in &outermost.end(is_refused, response.headers().contains_key("ratelimit"))

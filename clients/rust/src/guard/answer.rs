@@ -1,4 +1,4 @@
-//! How HTTP speaks of a decision.
+//! The header fields that tell a client of a decision.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use crate::commands::{Quota, Verdict};
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// A policy and its figures: of each quota, or of the tightest alone, as leases tell them.
+/// A policy and its figures: one row for each quota, or the tightest quota alone if the decision came from a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub policy: Policy,
     pub rows: Vec<Verdict>,
 }
 
-/// The items of `ratelimit` that refuse.
+/// The names of the items of `ratelimit` that refuse the request.
 pub(crate) fn violated(told: &[Told]) -> Vec<String> {
     let violated = items(told).filter(|item| item.verdict.is_some_and(|verdict| verdict.limited));
     violated.map(|item| item.name()).collect()
 }
 
-/// A quota of a policy: what the draft calls a policy.
+/// One quota of a policy. The draft calls this a policy.
 struct Item<'a> {
     policy: &'a Policy,
     quota: &'a Quota,
@@ -38,7 +38,7 @@ impl Item<'_> {
     }
 }
 
-/// Each quota with its figures, which of the tightest its limit tells.
+/// Each quota with its figures, if they are known. A single row of a lease belongs to the quota with its limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
     told.iter().flat_map(|Told { policy, rows }| {
         let has_all = rows.len() == policy.quotas().len();
@@ -49,7 +49,7 @@ fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
     })
 }
 
-/// If it is to wait for, a quota's time is its wait; else that until the whole limit is back.
+/// The header fields. `t` of a quota is its wait if `is_to_wait`, else the time until its whole limit is back.
 pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
     let (mut all, mut left) = (String::new(), String::new());
     for item in items(told) {
@@ -73,12 +73,12 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
     fields.filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, value(text))).collect()
 }
 
-/// Rounded up, so that waiting this long is enough.
+/// Whole seconds, rounded up: who waits this long has waited long enough.
 pub(crate) fn seconds(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000_000) as u64
 }
 
-/// A string of a structured field.
+/// Quotes a string for a structured field.
 fn structured(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', r"\\").replace('"', r#"\""#))
 }

@@ -1,4 +1,4 @@
-//! Carries out what the machine of leases, refusals and requests says.
+//! Carries out what [`Keys`] says: sends its commands, delivers its answers, keeps its timer.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,22 +21,30 @@ use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step
 use crate::lines::{ENDED, Redis, io_error, is_away};
 use crate::locked;
 
-/// Timeouts after which what is in flight is left to itself at the end.
+/// `close` waits this many timeouts for commands in flight.
 const CLOSING: u32 = 5;
 
-/// Servers, and what this process decides by itself. Clones share both.
+/// The server, and what this process decides by itself. Clones share both.
 #[derive(Clone)]
-pub(crate) struct Asker {
-    redis: Redis,
-    clock: Clock,
-    shared: Arc<Shared>,
+pub(crate) struct Asker(Arc<Shared>);
+
+/// What an asker is made of.
+#[derive(Clone)]
+pub(crate) struct AskerSettings {
+    pub redis: Redis,
+    /// The clock whose time commands name with `AT`.
+    pub clock: Clock,
+    /// How long a refusal is repeated without asking.
+    pub remember: Duration,
 }
 
 struct Shared {
+    settings: AskerSettings,
+    /// The time by which leases and refusals end.
     time: Time,
     state: Mutex<State>,
     nodes: Nodes,
-    /// How many commands are on their way.
+    /// How many commands are in flight.
     tasks: watch::Sender<usize>,
 }
 
@@ -49,46 +57,57 @@ struct State {
 
 impl fmt::Debug for Asker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asker").field("redis", &self.redis).finish_non_exhaustive()
+        f.debug_struct("Asker").field("redis", self.redis()).finish_non_exhaustive()
     }
 }
 
 impl Asker {
-    /// Repeats refusals until they are so old.
-    pub fn new(redis: Redis, clock: Clock, remember: Duration, announcer: Announcer) -> Asker {
+    pub fn new(redis: Redis) -> Asker {
+        let settings = AskerSettings { redis, clock: Clock::default(), remember: Duration::ZERO };
+        Asker::of(settings, Announcer::default())
+    }
+
+    /// An asker with other settings. It knows of no leases and refusals.
+    pub fn with(&self, change: impl FnOnce(&mut AskerSettings)) -> Asker {
+        let mut settings = self.0.settings.clone();
+        change(&mut settings);
+        Asker::of(settings, self.nodes().announcer())
+    }
+
+    fn of(settings: AskerSettings, announcer: Announcer) -> Asker {
+        let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
-        let keys = Keys::new(remember, max_keys, redis.is_cluster());
+        let keys = Keys::new(*remember, max_keys, redis.is_cluster());
         let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
         let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
-        let shared = Shared { time, state, nodes, tasks };
-        Asker { redis, clock, shared: Arc::new(shared) }
+        Asker(Arc::new(Shared { settings, time, state, nodes, tasks }))
     }
 
     pub fn redis(&self) -> &Redis {
-        &self.redis
+        &self.0.settings.redis
     }
 
     pub fn nodes(&self) -> &Nodes {
-        &self.shared.nodes
+        &self.0.nodes
     }
 
-    /// By the clock that decides when what it knows is over.
+    /// The time by which leases, refusals and places end.
     pub fn now(&self) -> Duration {
-        self.shared.time.now()
+        self.0.time.now()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.shared.state)
+        locked(&self.0.state)
     }
 
-    /// What a request of one share is told without asking, if that is known.
+    /// The verdict on a request for one key, if a lease or a remembered refusal decides it.
     pub fn known(&self, key: &[u8], rules: &Rules, cost: i64) -> Option<Verdict> {
-        self.state().keys.known(self.shared.time.now(), key, rules, cost)
+        self.state().keys.known(self.now(), key, rules, cost)
     }
 
-    /// Decides on a request, which is asked for at once. One whose future is dropped takes nothing, nor does one that is
-    /// not kept.
+    /// Decides on a request. Its commands are sent by this call, before the future is polled. If the future is dropped, or
+    /// the [`Held`] without [`keep`](Held::keep), what was taken goes back.
     pub fn take(
         &self,
         shares: Vec<Share>,
@@ -97,8 +116,8 @@ impl Asker {
             let mut state = self.state();
             state.last_id += 1;
             let id = state.last_id;
-            let now = self.shared.time.now();
-            // What is over goes back first, however the clock has moved.
+            let now = self.now();
+            // A clock of the application's own may jump past the end of a lease before the timer fires.
             let mut step = state.keys.tick(now);
             let taken = state.keys.take(now, id, shares);
             step.commands.extend(taken.commands);
@@ -113,7 +132,7 @@ impl Asker {
         }
     }
 
-    /// Gives back all leases, and waits until all that is in flight is answered.
+    /// Gives back all leases, and waits for the replies that are due, at most [`CLOSING`] timeouts.
     pub async fn close(&self) {
         let step = {
             let mut state = self.state();
@@ -123,12 +142,11 @@ impl Asker {
             state.keys.close()
         };
         self.carry_out(step);
-        let mut tasks = self.shared.tasks.subscribe();
-        // The sender is there as long as this is.
-        let _ = timeout(self.redis.patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+        let mut tasks = self.0.tasks.subscribe();
+        let _ = timeout(self.redis().patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
     }
 
-    /// Gives answers and sends commands; the task ends when these have their replies.
+    /// Delivers answers and sends commands. The task that is returned ends when all commands have their replies.
     fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
         let mut state = self.state();
@@ -145,13 +163,16 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let send = |command| Box::pin(InFlight::new(self.clone(), command).send());
+        let send = |command| {
+            self.0.tasks.send_modify(|tasks| *tasks += 1);
+            Box::pin(InFlight { asker: self.clone(), command, is_replied: false }.send())
+        };
         let mut sent: Vec<_> = commands.into_iter().map(send).collect();
         let runtime = Handle::try_current().ok()?;
         match sent.len() {
             0 => None,
             1 => sent.pop().map(|sent| runtime.spawn(sent)),
-            // Of one task, so that they leave in this order: what goes back is there before the next lease is asked for.
+            // One task polls them in order: what is left of a lease must reach the server before the next lease is asked for.
             _ => Some(runtime.spawn(poll_fn(move |context| {
                 sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
                 if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
@@ -159,10 +180,10 @@ impl Asker {
         }
     }
 
-    /// The reply to a command. While its node is away it is told so at once, and a probe may be sent for it.
+    /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
     async fn ask(&self, command: &Command) -> RedisResult<Value> {
         self.may_ask(&None, command)?;
-        let node = self.redis.node(command.first_key()).await;
+        let node = self.redis().node(command.first_key()).await;
         let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
         self.may_ask(&node, command)?;
         self.reply(command).await.inspect_err(|error| {
@@ -173,7 +194,7 @@ impl Asker {
     }
 
     async fn reply(&self, command: &Command) -> RedisResult<Value> {
-        self.redis.ask(command.first_key(), &command.cmd(self.clock.at())).await
+        self.redis().ask(command.first_key(), &command.cmd(self.0.settings.clock.at())).await
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
@@ -185,12 +206,12 @@ impl Asker {
         })
     }
 
-    /// Finds out whether a node is back. After a probe that is answered a second one follows.
+    /// Sends probes to a node. A probe that is answered is followed by another, until the node is back; any other ends this.
     async fn probe(self, node: Node, command: Command) {
         loop {
-            // It waits for one timeout, also if the connection is new; the line is told of a later reply.
+            // A task of its own: after the timeout the connection still learns of the reply, and is not taken for silent.
             let asked = tokio::spawn(self.clone().answers(node.clone(), command.clone()));
-            let is_answered = timeout(self.redis.patience(), asked).await;
+            let is_answered = timeout(self.redis().patience(), asked).await;
             let is_answered = is_answered.is_ok_and(|asked| asked.unwrap_or_default());
             let Some(wait) = self.nodes().probed(&node, is_answered) else { return };
             sleep(wait).await;
@@ -201,12 +222,12 @@ impl Asker {
     }
 
     async fn answers(self, node: Node, command: Command) -> bool {
-        match self.redis.node(command.first_key()).await {
+        match self.redis().node(command.first_key()).await {
             Err(_) => false,
             Ok(found) if found != node => {
-                // Its key is elsewhere by now, or the slots are known again.
+                // The key is on another node by now, or the nodes tell their slots again.
                 if node.is_some() {
-                    self.nodes().moved(&node);
+                    self.nodes().back(&node);
                 }
                 true
             }
@@ -218,7 +239,7 @@ impl Asker {
         loop {
             let (step, next) = {
                 let mut state = self.state();
-                let step = state.keys.tick(self.shared.time.now());
+                let step = state.keys.tick(self.now());
                 let next = state.keys.next_tick();
                 if next.is_none() {
                     state.ticker = None;
@@ -227,13 +248,13 @@ impl Asker {
             };
             self.carry_out(step);
             let Some(next) = next else { return };
-            sleep(next.saturating_sub(self.shared.time.now())).await;
+            sleep(next.saturating_sub(self.now())).await;
         }
     }
 }
 
 impl State {
-    /// What a request is told next.
+    /// The next answer to a request.
     fn awaited(&mut self, id: RequestId) -> oneshot::Receiver<RedisResult<Answer>> {
         let (sender, receiver) = oneshot::channel();
         self.waiting.entry(id).or_default().push(sender);
@@ -241,8 +262,7 @@ impl State {
     }
 }
 
-/// A request that may be settled or given back. Unless it is kept it takes nothing.
-#[derive(Debug)]
+/// A request that may be settled or given back. If it is dropped before [`keep`](Held::keep), what it took goes back.
 pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
@@ -250,18 +270,18 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// From now on it stays as it is if nobody has it any more.
+    /// Lets the request keep what it took when this is dropped.
     pub fn keep(&self) {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Gives back what the request took, once, by a task that ends when that is done.
+    /// Gives back what the request took, once. The task that is returned ends when Redis has it.
     pub fn give_back(&self) -> Option<JoinHandle<()>> {
-        let step = self.asker.state().keys.give_back(self.asker.shared.time.now(), self.id);
+        let step = self.asker.state().keys.give_back(self.asker.now(), self.id);
         self.asker.carry_out(step)
     }
 
-    /// Corrects what was taken of the shares at these places. The last cost counts.
+    /// Corrects what was taken of the shares at these indices. The last cost of a share counts.
     #[cfg(feature = "web")]
     pub async fn settle(&self, used: Vec<(usize, i64)>) -> RedisResult<Answer> {
         let (step, receiver) = {
@@ -284,7 +304,7 @@ impl Drop for Held {
     }
 }
 
-/// A command on its way. A runtime that ends drops it: then it has failed.
+/// A command in flight. A runtime that ends drops it; then those who wait for it get an error.
 struct InFlight {
     asker: Asker,
     command: Command,
@@ -292,11 +312,6 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn new(asker: Asker, command: Command) -> InFlight {
-        asker.shared.tasks.send_modify(|tasks| *tasks += 1);
-        InFlight { asker, command, is_replied: false }
-    }
-
     async fn send(mut self) {
         let reply = self.asker.ask(&self.command).await;
         let reply = reply.and_then(|reply| self.command.read(reply));
@@ -306,8 +321,7 @@ impl InFlight {
     fn replied(&mut self, reply: Result<Decision, RedisError>) {
         self.is_replied = true;
         if self.command.awaits_reply() {
-            let now = self.asker.shared.time.now();
-            let step = self.asker.state().keys.reply(now, &self.command, reply);
+            let step = self.asker.state().keys.reply(self.asker.now(), &self.command, reply);
             self.asker.carry_out(step);
         }
     }
@@ -318,6 +332,6 @@ impl Drop for InFlight {
         if !self.is_replied {
             self.replied(Err(io_error(ENDED)));
         }
-        self.asker.shared.tasks.send_modify(|tasks| *tasks -= 1);
+        self.asker.0.tasks.send_modify(|tasks| *tasks -= 1);
     }
 }

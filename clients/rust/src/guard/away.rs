@@ -1,4 +1,4 @@
-//! Nodes that are away, and who is told of it.
+//! Which nodes are away, and what the log and the hook are told of it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use crate::lines::{Address, Ask, Away};
 use crate::locked;
 
-/// Of a cluster, one of its nodes, or none before its slots are known.
+/// A node of a cluster; `None` is the only server, or a cluster whose slots are not known yet.
 pub(crate) type Node = Option<Address>;
-/// Is told why limits are local from now on, or by none that Redis decides again.
+/// Gets the error when limits become local, and `None` when Redis decides again.
 pub(crate) type OnLocal = dyn Fn(Option<&RedisError>) + Send + Sync;
 
 /// The nodes that are away now.
@@ -22,15 +22,15 @@ pub(crate) struct Nodes {
     announcer: Mutex<Announcer>,
 }
 
-/// What is said of a node that is away.
+/// How the log and the application learn that a node is away.
 #[derive(Clone, Default)]
 pub(crate) struct Announcer {
-    /// Whether this process limits meanwhile.
+    /// Whether this process limits while a node is away.
     pub is_local: bool,
     pub on_local: Option<Arc<OnLocal>>,
 }
 
-/// Why a request is not asked, and whether a probe is to be sent for it.
+/// Why a request is not asked, and whether a probe is sent in its place.
 pub(crate) struct NotAsked {
     pub why: RedisError,
     pub probes: bool,
@@ -77,26 +77,23 @@ impl Nodes {
         }
     }
 
-    /// What became of a probe. If another is to follow, tells in how long.
+    /// Notes whether a probe was answered. Returns in how long the next one follows, if one does.
     pub fn probed(&self, node: &Node, is_answered: bool) -> Option<Duration> {
         let next = {
             let mut nodes = locked(&self.away);
             let (away, _) = nodes.get_mut(node)?;
-            let is_back = away.probed(is_answered);
-            let next = away.next_probe().filter(|_| is_answered && !is_back);
-            if is_back {
-                nodes.remove(node);
-            }
-            (is_back, next)
+            away.probed(is_answered);
+            away.next_probe()
         };
-        if next.0 {
-            self.announcer().tell(node, None);
+        if next.is_none() {
+            self.back(node);
         }
-        next.1.map(|next| Duration::from_millis(next.saturating_sub(self.now())))
+        let wait = next.filter(|_| is_answered)?.saturating_sub(self.now());
+        Some(Duration::from_millis(wait))
     }
 
-    /// The key that found it away is on another node by now.
-    pub fn moved(&self, node: &Node) {
+    /// A node is back, or the key that found it away is on another by now.
+    pub fn back(&self, node: &Node) {
         let was_away = locked(&self.away).remove(node).is_some();
         if was_away {
             self.announcer().tell(node, None);
@@ -105,7 +102,7 @@ impl Nodes {
 }
 
 impl Announcer {
-    /// Once when it begins, with the reason, and once when it ends.
+    /// Tells once why a node is away, and once, with `None`, that it is back.
     fn tell(&self, node: &Node, why: Option<&RedisError>) {
         #[cfg(feature = "web")]
         {
@@ -116,7 +113,7 @@ impl Announcer {
                 Some(why) => {
                     let begins = if self.is_local { "limits are local: " } else { "" };
                     let help = crate::lines::known(why).map(|known| format!("{}: ", known.log));
-                    // Of an unknown command the server quotes the words, and so the key of a user.
+                    // The server quotes the arguments of an unknown command. The key of a user is among them.
                     let said = why.to_string();
                     let said = said.split(", with args").next().unwrap_or_default();
                     tracing::warn!("{begins}{redis} is away: {}{said}", help.unwrap_or_default());

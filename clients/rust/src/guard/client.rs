@@ -1,11 +1,11 @@
-//! Who the client is.
+//! Whom a request comes from, and the route that it takes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method};
 
-/// The address that a request came from: the server has put it among the extensions.
+/// The address of the peer, which the web server has put among the extensions.
 pub(crate) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
@@ -15,14 +15,14 @@ pub(crate) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     extensions.get::<SocketAddr>().map(SocketAddr::ip)
 }
 
-/// The pattern by which a framework has found the route of a request.
+/// The pattern of the route that a framework has chosen, such as `/users/{id}`.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern(pub String);
 
-/// The method and the pattern of a request's route, if the framework tells it. `/users/{id}` is `/users/:id`: in a key,
-/// braces would choose a slot.
+/// The method and the pattern of a request's route, if the framework tells it. `/users/{id}` becomes `/users/:id`, since
+/// braces in a key would choose its slot.
 pub(crate) fn route(head: &Parts) -> Option<(&str, String)> {
-    // A `HEAD` is answered as a `GET`.
+    // Frameworks answer `HEAD` by the route of `GET`.
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     let pattern = head.extensions.get().map(|Pattern(pattern)| pattern.as_str());
     #[cfg(feature = "axum")]
@@ -31,17 +31,17 @@ pub(crate) fn route(head: &Parts) -> Option<(&str, String)> {
     Some((method, pattern.replace('{', ":").replace('}', "")))
 }
 
-/// In place of an address that nobody has told.
+/// Stands in place of an address that is not known.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// The network address that the outermost of so many proxies of your own saw; with none, the peer's.
+/// The network address of a client: the one that the outermost of your `proxies` saw, or with 0 proxies the peer's.
 ///
-/// It is counted from the right in `X-Forwarded-For`: what stands further left is the client's own claim. With too
-/// large a number a client could choose whom it is taken for. Where clients log in, name the account instead.
+/// Addresses in `X-Forwarded-For` are counted from the right: what stands further left is the client's own claim. If
+/// `proxies` is too large, clients can choose their address. Where they log in, use the account instead.
 ///
-/// An IPv6 client has a whole network, of which 64 bits are named.
+/// An IPv6 address is cut to its /64, since a client may use any address of its network.
 ///
-/// A request whose address nobody has told, as over a unix socket, is one of `unknown`.
+/// It is `unknown` if there is no address, as over a unix socket.
 pub fn client_address(peer: impl Into<Option<IpAddr>>, headers: &HeaderMap, proxies: usize) -> String {
     let fields = headers.get_all("x-forwarded-for").into_iter();
     let claims: Vec<&str> = fields.filter_map(|field| field.to_str().ok()).collect();
@@ -53,7 +53,7 @@ pub fn client_address(peer: impl Into<Option<IpAddr>>, headers: &HeaderMap, prox
     }
 }
 
-/// An address as proxies write it: with a port, in brackets, with a zone.
+/// Reads an address as proxies write it, perhaps with a port, brackets or a zone.
 fn address(text: &str) -> Option<IpAddr> {
     let host = match text.strip_prefix('[') {
         Some(text) => text.split_once(']')?.0,
@@ -75,15 +75,14 @@ fn network(address: IpAddr) -> String {
 
 /// The IPv4 address that an IPv6 address stands for: mapped, translated, compatible, or by NAT64.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    /// The first 96 bits of `64:ff9b::/96`.
+    const NAT64: u128 = 0x0064_ff9b << 64;
     let (prefix, bits) = (address.to_bits() >> 32, address.to_bits() as u32);
     let stands_for_one = match prefix {
         0xffff | 0xffff_0000 | NAT64 => true,
-        // Others of these are addresses of their own, as `::1`.
+        // `::1` and other small numbers are IPv6 addresses of their own.
         0 => bits > 0xffff,
         _ => false,
     };
     stands_for_one.then(|| Ipv4Addr::from_bits(bits))
 }
-
-/// `64:ff9b::/96`.
-const NAT64: u128 = 0x0064_ff9b << 64;

@@ -10,8 +10,7 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::asker::{Asker, Held};
-use super::away::Announcer;
+use super::asker::{Asker, AskerSettings, Held};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy};
@@ -24,36 +23,33 @@ use crate::lines::Redis;
 use crate::locked;
 use crate::memory::MemoryLimiter;
 
-/// Mistakes that are told, so that memory is bounded.
+/// The log tells this many different mistakes, so that memory is bounded.
 const MISTAKES: usize = 100;
 
-/// Policies, and the Redis that counts by them: what is said once for a service. Clones share it.
+/// Limits the requests of a service by policies, on connections of its own. Clones share them.
 ///
-/// It is middleware itself, for tower ([`layer`](Guard::layer)) and actix-web (`middleware`). [`limit`](Guard::limit) is the
-/// same for a route. A handler decides by [`take`](Guard::take), and corrects costs by [`settle`](Guard::settle).
+/// It makes middleware for tower ([`layer`](Guard::layer)) and actix-web (`middleware`). [`limit`](Guard::limit) makes a guard
+/// for a route. A handler decides by [`take`](Guard::take), and corrects costs by [`settle`](Guard::settle).
 #[derive(Clone)]
 #[must_use]
 pub struct Guard {
     asker: Asker,
-    /// Decides while Redis is away, if it is said so.
+    /// Decides while Redis is away, with [`Fail::Local`].
     local: Option<Asker>,
     policies: Policies,
-    /// Where policies without a name stand, once a request has come that way.
+    /// The first route on which a policy without a name was met.
     stands: Arc<OnceLock<String>>,
     settings: Arc<Settings>,
 }
 
-/// What is said once. Routes share it.
+/// The settings of a guard, which the guards of its routes start with.
 #[derive(Clone, Default)]
 struct Settings {
-    /// Of policies that have none; if this has none either, the network address is the key.
+    /// The key for policies without one of their own.
     key: Option<KeyOf>,
     proxies: usize,
     prefix: String,
-    /// None if nothing was said of it.
     fail: Option<Fail>,
-    remember: Duration,
-    clock: Clock,
     on_decision: Option<OnDecision>,
     on_limited: Option<OnLimited>,
     on_away: Option<OnAway>,
@@ -62,25 +58,25 @@ struct Settings {
     mistakes: Arc<Mutex<HashSet<String>>>,
 }
 
-/// What is decided by itself: by which policies for whom, and what is asked for.
+/// Policies that are decided together: each with its client, and the shares to ask for.
 type Group = (Vec<(Policy, Client)>, Vec<Share>);
 type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
 type OnLimited = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync>;
 type OnAway = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync>;
 
-/// What becomes of requests while Redis is away: no connection, no answer in time, or an error as the answer.
+/// What happens to requests while Redis is away: no connection, no reply in time, or an error reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fail {
-    /// They pass: the service stays up, without limits.
+    /// They pass, without limits.
     Open,
-    /// They are answered 503: what stands behind the service stays protected.
+    /// They are answered 503, so what the limits protect stays protected.
     Closed,
-    /// This process decides by the same policies, of counts of its own: at most the limit for each process passes. Redis
+    /// This process decides by the same policies and counts of its own: at most the limit passes in each process. Redis
     /// decides again within a second after it is back.
     Local,
 }
 
-/// `open`, `closed` or `local`, as from a setting.
+/// Reads `open`, `closed` or `local`.
 impl FromStr for Fail {
     type Err = Invalid;
 
@@ -95,7 +91,7 @@ impl FromStr for Fail {
 }
 
 impl Settings {
-    /// Warns of a mistake, however many requests meet it.
+    /// Warns of a mistake once, however many requests meet it.
     fn tell_once(&self, mistake: &str) {
         let mut told = locked(&self.mistakes);
         if told.len() < MISTAKES && !told.contains(mistake) {
@@ -105,11 +101,12 @@ impl Settings {
     }
 }
 
-/// The line to write in place of a text that cannot be named by its route.
-fn to_name(policies: &[Policy]) -> String {
+/// The refusal by a limit that its route cannot name. It tells which code to write.
+fn nameless(why: &str, policies: &[Policy]) -> Refusal {
     let unnamed = policies.iter().find(|policy| policy.name().is_empty());
     let quotas = Quotas::from(unnamed.map_or_else(Vec::new, |policy| policy.quotas().to_vec()));
-    format!("give it a name, as guard.limit(Policy::new(\"a-name\", \"{quotas}\")?)")
+    let code = format!("guard.limit(Policy::new(\"a-name\", \"{quotas}\")?)");
+    Refusal::misused(&format!("{why}: give it a name, as {code}"))
 }
 
 impl fmt::Debug for Guard {
@@ -121,34 +118,33 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// Waits at most 100 ms for Redis, and lets requests pass while it is away.
+    /// A guard that waits at most 100 ms for Redis, and lets requests pass while it is away.
     ///
-    /// A text of quotas, such as `5/10s, 100/h`, is a policy of the name `requests`. With an empty list only routes are
+    /// A text of quotas, such as `5/10s, 100/h`, is a policy with the name `requests`. With an empty list only routes are
     /// limited.
     ///
     /// # Errors
     ///
-    /// If the text is not one of quotas, if two policies of a list have one name, or if all together have more than 64
-    /// quotas.
+    /// If the text cannot be read as quotas, if two policies have the same name, or if all together have more than 64 quotas.
     pub fn new<P>(client: impl Into<Redis>, policies: P) -> Result<Guard, Invalid>
     where
         P: TryInto<Policies>,
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
+        let asker = Asker::new(client.into());
         Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
-    /// The same with other policies, for a route or a handler. All guards made so share connections, and what is leased
-    /// and remembered.
+    /// A guard with other policies and the same settings, for a route or a handler. It shares the connections, the leases
+    /// and the remembered refusals.
     ///
-    /// A text of quotas is a policy that has the name of its route, such as `GET /search`. On a scope of several routes it
-    /// needs a name of its own.
+    /// A text of quotas is a policy that its route names, such as `GET /search`. For several routes, use a [`Policy`] with a
+    /// name.
     ///
     /// # Errors
     ///
-    /// As those of [`new`](Guard::new).
+    /// See [`new`](Guard::new).
     pub fn limit<P>(&self, policies: P) -> Result<Guard, Invalid>
     where
         P: TryInto<Policies>,
@@ -158,7 +154,7 @@ impl Guard {
         Ok(Guard { policies, stands: Arc::default(), ..self.clone() })
     }
 
-    /// The first of each kind that requests meet is told in the log.
+    /// Logs the mistake of the application that a refusal is about, if it is.
     fn told<T>(&self, result: Result<T, Refusal>) -> Result<T, Refusal> {
         if let Some(mistake) = result.as_ref().err().and_then(Refusal::mistake) {
             self.settings.tell_once(&format!("requests are answered 500: {mistake}"));
@@ -171,80 +167,73 @@ impl Guard {
         self
     }
 
-    /// With another memory nothing is known yet.
-    fn anew(self, redis: Redis) -> Guard {
-        let Settings { clock, remember, .. } = &*self.settings;
-        let asker = Asker::new(redis, clock.clone(), *remember, self.asker.nodes().announcer());
-        Guard { asker, ..self }.with_local()
+    /// Starts over: leases and remembered refusals belong to the old settings.
+    fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Guard {
+        Guard { asker: self.asker.with(change), ..self }.with_local()
     }
 
-    /// The limits of this process, if they are to decide while Redis is away.
+    /// Makes the limiter of this process that decides while Redis is away, with [`Fail::Local`].
     fn with_local(self) -> Guard {
-        let Settings { clock, remember, fail, .. } = &*self.settings;
-        let local = (*fail == Some(Fail::Local)).then(|| {
-            let memory = MemoryLimiter::new().into();
-            Asker::new(memory, clock.clone(), *remember, Announcer::default())
-        });
+        let is_local = self.settings.fail == Some(Fail::Local);
+        let local =
+            is_local.then(|| self.asker.with(|settings| settings.redis = MemoryLimiter::new().into()));
         Guard { local, ..self }
     }
 
-    /// Says by the request's head whose quotas they are, for policies that have no key of their own.
+    /// The key of a request by its head, for policies without a key of their own. With `None` they do not limit the request.
     ///
-    /// A request for which it is `None` is not limited by them. Without this it is what the limits further out have
-    /// counted the request by; without any, it is the network address that the server has put among the request's
-    /// extensions: a `SocketAddr`, or with feature `axum` its `ConnectInfo`. Requests without one share the key `unknown`.
+    /// If this is not set, the key is the one by which limits further out have counted the request, else the network
+    /// address. That is a `SocketAddr` among the request's extensions, or with feature `axum` its `ConnectInfo`; requests
+    /// without one share the key `unknown`.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.key = Some(Arc::new(key)))
     }
 
-    /// How many proxies of your own stand in front, for the network address: see [`client_address`].
+    /// The number of your own proxies that a request passes: see [`client_address`].
     pub fn proxies(self, proxies: usize) -> Guard {
         self.with(|settings| settings.proxies = proxies)
     }
 
-    /// What the keys of all policies begin with, before the policy's name.
+    /// The beginning of all keys, before the name of the policy.
     pub fn prefix(self, prefix: impl Into<String>) -> Guard {
         self.with(|settings| settings.prefix = prefix.into())
     }
 
-    /// How long Redis may say nothing before it is away: see [`Redis::timeout`].
+    /// How long Redis may be silent until it is away: see [`Redis::timeout`].
     ///
     /// # Panics
     ///
     /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Guard {
-        let redis = self.asker.redis().clone().timeout(timeout);
-        self.anew(redis)
+        self.anew(|settings| settings.redis = settings.redis.clone().timeout(timeout))
     }
 
-    /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
+    /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
-        let redis = self.asker.redis().clone();
-        self.with(|settings| settings.clock = Clock::new(now)).anew(redis)
+        self.anew(|settings| settings.clock = Clock::new(now))
     }
 
-    /// Repeats a refusal without asking until its wait is over, or until it is so old.
+    /// Repeats a refusal without asking until its wait is over, at most for this long. A second is a good value.
     ///
-    /// A flood of refused requests costs Redis one command for each client in that time; a second is a good value. Units
-    /// that others give back are seen when it is over. At most 10,000 keys are remembered.
+    /// A flood of refused requests then costs Redis one command for each client in that time, and units that another
+    /// process gives back are seen after it. At most 10,000 keys are remembered.
     pub fn remember(self, remember: Duration) -> Guard {
-        let redis = self.asker.redis().clone();
-        self.with(|settings| settings.remember = remember).anew(redis)
+        self.anew(|settings| settings.remember = remember)
     }
 
-    /// What becomes of requests while Redis is away.
+    /// What happens to requests while Redis is away.
     ///
     /// # Panics
     ///
-    /// If [`on_away`](Guard::on_away) says that already.
+    /// If [`on_away`](Guard::on_away) is set.
     pub fn fail(self, fail: Fail) -> Guard {
         let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
         guard.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
         guard.with_local()
     }
 
-    /// Is told why limits are local from now on, or by `None` that Redis decides again, with [`Fail::Local`]. The log says
-    /// so too.
+    /// With [`Fail::Local`], gets the error when limits become local, and `None` when Redis decides again. The log tells it
+    /// too.
     pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
         self.asker.nodes().tell_by(|announcer| announcer.on_local = Some(Arc::new(tell)));
         self
@@ -254,7 +243,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// If [`fail`](Guard::fail) says that already.
+    /// If [`fail`](Guard::fail) is set.
     pub fn on_away(
         self,
         answer: impl Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync + 'static,
@@ -268,9 +257,8 @@ impl Guard {
         self
     }
 
-    /// Answers a request that is over a limit, in place of 429 or 403 with problem details.
-    ///
-    /// The header fields of the refusal are kept, unless the answer has such fields.
+    /// Answers a request that is over a limit, in place of 429 or 403 with problem details. The header fields of the refusal
+    /// are added where the answer lacks them.
     ///
     /// ```
     /// # use redis_rl_client::web::Guard;
@@ -288,21 +276,20 @@ impl Guard {
         self.with(|settings| settings.on_limited = Some(Arc::new(answer)))
     }
 
-    /// Is told each decision on a request, also if it was remembered or leased, and the policies that took part.
+    /// Gets each decision on a request with a head, remembered and leased ones too, and the policies that took part.
     ///
-    /// The decision has a row for each quota of each policy. A [dry run](Policy::dry_run) is told by itself. Where a
-    /// handler asks without a head, it has the decision itself.
+    /// The decision has a row for each quota of each policy. A [dry run](Policy::dry_run) is a decision of its own.
     pub fn on_decision(self, tell: impl Fn(&Parts, &Decision, &[Policy]) + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
     }
 
-    /// Is told of each request that Redis did not decide why. Without it, an error of a request's own is a warning, at most
-    /// once a second.
+    /// Gets the error of each request that Redis did not decide. If this is not set, the log tells those that do not mean that
+    /// Redis is away, at most once a second.
     pub fn on_error(self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.teller.on_error = Some(Arc::new(tell)))
     }
 
-    /// Gives back what is leased. It ends after some timeouts if Redis is silent.
+    /// Gives back all leases. If Redis is silent this ends after 5 timeouts.
     pub async fn close(&self) {
         self.asker.close().await;
         if let Some(local) = &self.local {
@@ -310,15 +297,17 @@ impl Guard {
         }
     }
 
-    /// Takes units of the policies for a request, of all or of none: by its head, as middleware does, by what has been
-    /// taken for it, or by the key of a client.
+    /// Takes units of all policies for a request, or of none. `request` is its head, its [`Reservation`], or the key of a
+    /// client.
     ///
-    /// A number is the cost by each policy. Several policies may have costs of their own, by name:
-    /// `[("requests", 1), ("tokens", 500)]`; by `()` each has its own.
+    /// The cost is a number for each policy, numbers by name such as `[("requests", 1), ("tokens", 500)]`, or `()` for the
+    /// costs that the policies have.
     ///
-    /// A refusal tells of the limits further out too, and what was taken goes back if it is the answer; a request that is
-    /// answered otherwise keeps it. A negative cost is refused with 500: it would give back what other requests took. So
-    /// is a request without a head if the policies or their costs depend on it.
+    /// # Errors
+    ///
+    /// If a limit refuses. If the [`Refusal`] is the answer to the request, what limits further out took for it goes back. A
+    /// negative cost is refused with 500, as it would give back units of other requests; so is a request without a head if
+    /// the policies or their costs depend on it.
     pub async fn take(
         &self,
         request: impl Into<Requester<'_>>,
@@ -343,7 +332,7 @@ impl Guard {
             let share = self.share(policy, &client, cost)?;
             let asked = (policy.clone(), client);
             if policy.is_dry_run() {
-                // It must not have the others refuse: it is asked by itself, at once.
+                // Decided together with the others, a dry run could refuse them.
                 dry_runs.push((vec![asked], vec![share]));
             } else {
                 enforced.0.push(asked);
@@ -355,29 +344,23 @@ impl Guard {
         Ok(outer)
     }
 
-    /// With the name of the route for policies that have none.
+    /// The policies, with the name of the route for those that have none.
     fn named(&self, policies: Arc<[Policy]>, head: Option<&Parts>) -> Result<Arc<[Policy]>, Refusal> {
         if policies.iter().all(|policy| !policy.name().is_empty()) {
             return Ok(policies);
         }
-        let unknown = || {
-            Refusal::misused(&format!(
-                "this limit has no name, and its route is not known: {}",
-                to_name(&policies)
-            ))
-        };
-        let (method, pattern) = head.and_then(route).ok_or_else(unknown)?;
+        let unknown = "this limit has no name, and its route is not known";
+        let (method, pattern) = head.and_then(route).ok_or_else(|| nameless(unknown, &policies))?;
         let stands = self.stands.get_or_init(|| pattern.clone());
         if *stands != pattern {
-            let why = format!("a limit stands on {stands} and on {pattern}: {}", to_name(&policies));
-            return Err(Refusal::misused(&why));
+            return Err(nameless(&format!("a limit stands on {stands} and on {pattern}"), &policies));
         }
         let name = format!("{method} {pattern}");
         Ok(policies.iter().map(|policy| policy.clone().or_named(&name)).collect())
     }
 
-    /// Whose units a policy counts: what its own function tells, or that of the guard; else whom the limits further out
-    /// have counted, or else the network address.
+    /// Whose units a policy counts: by its own key or that of the guard, else by what the limits further out have counted,
+    /// else by the network address. `None` if it does not limit the request.
     fn client(
         &self,
         policy: &Policy,
@@ -397,7 +380,6 @@ impl Guard {
         }
     }
 
-    /// The network address of a request.
     fn address(&self, head: &Parts) -> String {
         client_address(peer(&head.extensions), &head.headers, self.settings.proxies)
     }
@@ -417,16 +399,16 @@ impl Guard {
             );
         }
         let name = policy.name();
-        // Nothing but addresses stands in braces: a name that users choose chooses no slot.
+        // Only addresses are put in braces: a name that users choose must not choose the slot.
         let key = match client {
             Client::Everybody(key) | Client::Key(key) => format!("{prefix}{name}:{key}"),
             Client::Address(address) => format!("{prefix}{name}:{{{address}}}"),
         };
-        // The server refuses a larger cost, which no limit allows anyway.
+        // The server answers a larger cost by an error. No limit allows it anyway.
         Ok(Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
     }
 
-    /// By Redis, or if that does not decide, by this process.
+    /// Has Redis decide, or this process if Redis does not and `fail` is local.
     fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
         let local = self.local.clone().map(|local| (local, shares.clone()));
         let (asked, settings) = (self.asker.take(shares), self.settings.clone());
@@ -441,7 +423,7 @@ impl Guard {
         }
     }
 
-    /// Asks for all groups, and tells those who want to know. Each is decided by itself.
+    /// Asks for all groups at once, calls the hooks, and refuses or notes what was taken.
     async fn ask(
         &self,
         groups: impl Iterator<Item = Group>,
@@ -473,7 +455,7 @@ impl Guard {
             }
             parts.push(part);
         }
-        // Parts that are not added go back.
+        // What parts took goes back when they are dropped without being added.
         if let Some(refusal) = refusal {
             return Err(refusal);
         }
@@ -481,14 +463,15 @@ impl Guard {
         Ok(())
     }
 
-    /// Corrects what was taken for a request to what was used, whichever limit took it, however late: by the names of
-    /// policies, as in `[("tokens", 420)]`, or a number if one policy limits the request.
+    /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as
+    /// in `[("tokens", 420)]`, or by a number if a single policy limits the request.
     ///
-    /// What is given back was counted when it was taken, and nobody else's units are. What is taken in addition is
-    /// counted even if it is over the limit, since it has been used. The last settled cost counts. If Redis is away,
-    /// or if the request was answered by a refusal, nothing changes.
+    /// What was not used is given back as of the time when it was counted. What was used beyond the cost is counted, even
+    /// over the limit. The last settled cost counts. If Redis is away, or the request was refused, nothing changes.
     ///
-    /// An error, answered 500, is a name that no policy has, a number for several, and a negative cost.
+    /// # Errors
+    ///
+    /// If no policy has the name, a number is given for several policies, or a cost is negative. The answer is 500 then.
     pub async fn settle(
         &self,
         request: impl Into<Requester<'_>>,
@@ -507,7 +490,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Begins a request, if this is the outermost limit that it meets.
+    /// Adds a [`Reservation`] to a request that has none, and returns it: then this is the outermost limit.
     pub(crate) fn begin(&self, head: &mut Parts) -> Option<Reservation> {
         if head.extensions.get::<Reservation>().is_some() {
             return None;
@@ -517,7 +500,7 @@ impl Guard {
         Some(outermost)
     }
 
-    /// What middleware answers in place of the service, if it does.
+    /// The answer of middleware in place of the service's, unless the request passes.
     pub(crate) async fn answer(&self, head: &Parts) -> Option<Response<String>> {
         let mut response = match (self.take(head, ()).await, &self.settings.on_limited) {
             (Ok(reserved), _) => {

@@ -1,30 +1,26 @@
-//! A limiter that asks the server only now and then.
+//! A limiter that makes most decisions without asking the server.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
 
-use super::asker::Asker;
-use super::away::Announcer;
+use super::asker::{Asker, AskerSettings};
 use crate::commands::{Algorithm, Clock, Quota, Verdict, check};
 use crate::keys::{Rules, Share};
 use crate::lines::Redis;
 
 /// A limiter for hot keys and floods: it leases units, and remembers refusals.
 ///
-/// A key that is asked for often has units counted ahead, at most [`units`](Leases::units), which are then handed out
-/// here without asking. So at most that many units for each key and process are counted and not used, and at most
-/// units x processes more pass in a window than the quotas allow. A quiet key has no lease and is exact. A refusal is
-/// repeated until its wait is over, or for at most a second.
+/// Of a busy key, up to [`units`](Leases::units) are counted ahead, and then handed out in this process without asking. So
+/// at most units x processes more pass in a window than the quotas allow. A quiet key is decided exactly. A refusal is
+/// repeated until its wait is over, at most for a second.
 ///
-/// Clones share all of it, and may be used by any thread of a tokio runtime. Leases end by themselves; before the
-/// process ends, [`close`](Leases::close) gives back what is left.
+/// Clones share leases and refusals. It needs a tokio runtime. Before the process ends, [`close`](Leases::close) gives back
+/// what is left.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
-    remember: Duration,
-    clock: Clock,
     rules: Arc<Rules>,
     asker: Asker,
 }
@@ -41,50 +37,44 @@ impl Leases {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;
-        let (lasting, remember) = (Duration::from_millis(100), Duration::from_secs(1));
-        Leases {
-            remember,
-            clock: Clock::default(),
-            rules: Arc::new(Rules::new(algorithm, quotas, lasting, units)),
-            asker: Asker::new(client.into(), Clock::default(), remember, Announcer::default()),
-        }
+        let rules = Arc::new(Rules::new(algorithm, quotas, Duration::from_millis(100), units));
+        Leases { rules, asker: Asker::new(client.into()) }.remember(Duration::from_secs(1))
     }
 
-    /// With other settings nothing is known yet.
-    fn anew(self) -> Leases {
-        let (redis, clock) = (self.asker.redis().clone(), self.clock.clone());
-        Leases { asker: Asker::new(redis, clock, self.remember, Announcer::default()), ..self }
+    /// Starts over: leases and remembered refusals belong to the old settings.
+    fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Leases {
+        Leases { asker: self.asker.with(change), ..self }
     }
 
-    /// The largest lease of a key. With 0 every request is asked for, unless a refusal is remembered.
+    /// The largest lease of a key. With 0 nothing is leased.
     pub fn units(mut self, units: u64) -> Leases {
         Arc::make_mut(&mut self.rules).units = units;
-        self.anew()
+        self.anew(|_| {})
     }
 
-    /// How long a lease lasts; never more than a twentieth of the shortest window. Then what is left is given back.
+    /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
     pub fn lasting(mut self, lasting: Duration) -> Leases {
         Arc::make_mut(&mut self.rules).set_lease(lasting);
-        self.anew()
+        self.anew(|_| {})
     }
 
-    /// How old a refusal may be that is repeated without asking. With 0 none is.
+    /// How long a refusal is repeated without asking, at most until its wait is over.
     pub fn remember(self, remember: Duration) -> Leases {
-        Leases { remember, ..self }.anew()
+        self.anew(|settings| settings.remember = remember)
     }
 
-    /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
+    /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases {
-        Leases { clock: Clock::new(now), ..self }.anew()
+        self.anew(|settings| settings.clock = Clock::new(now))
     }
 
-    /// Takes units: of the lease, or by asking the server.
+    /// Takes units from the lease of the key, or from the server.
     ///
-    /// A negative cost gives units back, and 0 looks; both are always asked for.
+    /// A negative cost gives units back, 0 only looks; both always ask the server.
     ///
     /// # Errors
     ///
-    /// If the server answers one, or nothing for the [timeout](Redis::timeout); at once while it is known to be away.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away.
     pub async fn take(&self, key: impl AsRef<[u8]>, cost: i64) -> RedisResult<Verdict> {
         let key = key.as_ref();
         if let Some(verdict) = self.asker.known(key, &self.rules, cost) {
@@ -99,9 +89,7 @@ impl Leases {
         })
     }
 
-    /// Gives back all leases, and waits until all that is in flight is answered, but at most for some timeouts.
-    ///
-    /// From then on requests are asked one by one.
+    /// Gives back all leases, and waits for the replies that are due, at most 5 timeouts. Nothing is leased any more.
     pub async fn close(&self) {
         self.asker.close().await;
     }

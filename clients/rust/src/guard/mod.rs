@@ -1,7 +1,7 @@
-//! Who decides on a request: by leases and by policies of web services.
+//! What decides on requests: leases, places in flight, and guards of web services.
 #![cfg_attr(
     not(all(feature = "axum", feature = "actix")),
-    allow(dead_code, unused_imports, reason = "each adapter uses its part")
+    allow(dead_code, unused_imports, reason = "adapters use different parts")
 )]
 
 #[cfg(feature = "web")]
@@ -11,7 +11,7 @@ mod away;
 #[cfg(feature = "web")]
 mod client;
 #[cfg(feature = "web")]
-#[expect(clippy::module_inception, reason = "the room is named after what it holds")]
+#[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
 mod places;

@@ -1,6 +1,7 @@
-//! Places in flight: at most so many blocks of code at work at once.
+//! Places in flight: at most n blocks of code at work at once.
 
 use std::fmt;
+use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,25 +14,24 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use super::away::Announcer;
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
 use crate::lines::Redis;
 
-/// The first wait for a place, and the longest.
+/// The longest pause before the second try, and before any.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// At most so many blocks of code at work at once, among all processes that ask the same Redis.
+/// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
 ///
 /// A place is held until its [`Hold`] is released or dropped. Meanwhile it is renewed every third of
 /// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
 ///
-/// Never are more than `n` at work, except holders that could not renew for `lasting`: [`on_late`](Places::on_late) is
-/// told of them. A place whose reply was lost is free again when `lasting` is over. There is no queue, and with `n` of 1
-/// it is no lock: what a late holder writes is not fenced off.
+/// Never are more than `n` at work, except holders that could not renew for `lasting`, of which
+/// [`on_late`](Places::on_late) is told. A place whose reply was lost is free again when `lasting` is over. There is no
+/// queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
-/// Clones share it. Of a key all use the same `lasting`; `n` may change at any time.
+/// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
 #[derive(Clone)]
 #[must_use]
 pub struct Places {
@@ -52,13 +52,13 @@ impl fmt::Debug for Places {
 }
 
 impl Places {
-    /// Places that last for 30 seconds unless they are renewed. Whoever gets none is told so at once.
+    /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let asker = Asker::new(client.into(), Clock::default(), Duration::ZERO, Announcer::default());
+        let asker = Asker::new(client.into());
         Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
     }
 
-    /// How long the place of a process lasts that has died, or cannot reach Redis.
+    /// How long a place lasts without being renewed, because its process died or cannot reach Redis.
     ///
     /// # Panics
     ///
@@ -68,28 +68,27 @@ impl Places {
         Places { lasting, ..self }
     }
 
-    /// How long to wait for a place. It is tried again after 50 ms, then ever later, up to a second, each at random.
+    /// How long to wait for a place. Tries are at random times: within 50 ms at first, then ever later, up to a second.
     pub fn timeout(self, timeout: Duration) -> Places {
         Places { timeout, ..self }
     }
 
-    /// Is told the key of a place that was not renewed in time, once until it is: others may have it by now.
+    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once until the place
+    /// is renewed.
     pub fn on_late(self, tell: impl Fn(&[u8]) + Send + Sync + 'static) -> Places {
         Places { on_late: Some(Arc::new(tell)), ..self }
     }
 
-    /// Decides as of this clock instead of those of the server and of this process: with it a test moves time.
+    /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
     pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Places {
-        let redis = self.asker.redis().clone();
-        let asker = Asker::new(redis, Clock::new(now), Duration::ZERO, Announcer::default());
-        Places { asker, ..self }
+        Places { asker: self.asker.with(|settings| settings.clock = Clock::new(now)), ..self }
     }
 
-    /// Takes one of `n` places; none if all are taken. A future that is dropped takes nothing.
+    /// Takes one of `n` places. Returns `None` if all are taken. A future that is dropped takes nothing.
     ///
     /// # Errors
     ///
-    /// If the server answers one, or nothing for its [timeout](Redis::timeout); at once while it is known to be away.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away.
     ///
     /// # Panics
     ///
@@ -124,38 +123,35 @@ impl Places {
         self.asker.now().as_millis() as u64
     }
 
-    /// Renews a place until its block has ended, and gives it back.
+    /// Renews a place until its [`Hold`] is dropped, then gives it back.
     async fn keep(
         self,
         (share, mut place, held): (Share, Place, Held),
         mut ended: oneshot::Receiver<()>,
         is_late: Arc<AtomicBool>,
     ) {
-        // The requests by which it is held, the oldest first.
+        // The requests that have taken a unit for it, the oldest first.
         let mut held = vec![held];
-        let (mut renewal, mut has_ended): (Option<Renewal>, _) = (None, false);
+        let (mut renewal, mut sent): (Renewal, _) = (Box::pin(pending()), Vec::new());
         while place.state() != State::Over {
             let left = place.due().map(|due| due.saturating_sub(self.now()));
             let event = tokio::select! {
                 biased;
-                (by, answer) = async { renewal.as_mut().expect("a renewal").await }, if renewal.is_some() => {
-                    renewal = None;
+                (by, answer) = &mut renewal => {
+                    renewal = Box::pin(pending());
                     let is_taken = answer.is_ok_and(|answer| !answer.limited);
                     held.extend(is_taken.then_some(by));
                     if is_taken { Event::Taken } else { Event::Failed }
                 }
-                _ = &mut ended, if !has_ended => {
-                    has_ended = true;
-                    Event::End
-                }
+                _ = &mut ended, if place.state() != State::Ending => Event::End,
                 () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
             };
-            let mut sent = Vec::new();
+            sent.clear();
             for say in place.happens(event, self.now()) {
                 match say {
                     Say::Take => {
                         let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
-                        renewal = Some(Box::pin(self.asker.take(vec![share])));
+                        renewal = Box::pin(self.asker.take(vec![share]));
                     }
                     Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
                     Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
@@ -163,9 +159,10 @@ impl Places {
                 }
             }
             is_late.store(place.is_late(), Ordering::Relaxed);
-            for sent in sent.into_iter().filter(|_| place.state() == State::Over) {
-                let _ = sent.await;
-            }
+        }
+        // `release` returns when Redis has the place back.
+        for task in sent {
+            let _ = task.await;
         }
     }
 }

@@ -13,11 +13,10 @@ use crate::commands::Invalid;
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;
 
-/// The policies of a guard: one, several, those that a function of the request's head chooses, or one as a text of
-/// quotas.
+/// The policies of a guard: one, several, a text of quotas, or a function that chooses by the head of the request.
 ///
-/// All policies of a request are decided in one step, and units are taken of all or of none. Each has a name of its
-/// own, and together they have at most 64 quotas. Build them once, and have the function choose among clones.
+/// All policies of a request are one decision: units are taken of all or of none. Their names differ, and together they
+/// have at most 64 quotas. A function should return clones of policies that were made once.
 #[derive(Clone)]
 pub struct Policies(pub(crate) Source);
 
@@ -30,8 +29,8 @@ pub(crate) enum Source {
 pub(crate) type Choice = Pin<Box<dyn Future<Output = Vec<Policy>> + Send>>;
 
 impl Policies {
-    /// Policies that a function of the request's head chooses: an `Option` of one, or a list, which may be empty. A
-    /// request without a policy is not limited; one with two of one name is answered 500.
+    /// The policies that a function chooses by the head of the request: an `Option`, or a list, which may be empty. A request
+    /// without a policy is not limited. If two have the same name it is answered 500.
     pub fn by<F, P>(choose: F) -> Policies
     where
         F: Fn(&Parts) -> P + Send + Sync + 'static,
@@ -40,7 +39,7 @@ impl Policies {
         Policies::by_async(move |head| std::future::ready(Vec::from_iter(choose(head))))
     }
 
-    /// The same by an asynchronous function. Its future owns what it needs of the head.
+    /// The policies that an asynchronous function chooses. Its future owns what it needs of the head.
     ///
     /// ```
     /// # use redis_rl_client::web::{Policies, Policy};
@@ -63,7 +62,6 @@ impl Policies {
         })))
     }
 
-    /// Refuses those that cannot be asked for in one step.
     pub(crate) fn checked(self) -> Result<Policies, Invalid> {
         match &self.0 {
             Source::Fixed(policies) => checked(policies, &[]).map(|()| self),
@@ -71,7 +69,7 @@ impl Policies {
         }
     }
 
-    /// With a name for those that have none.
+    /// The policies, with this name for those that have none.
     pub(crate) fn or_named(self, name: &str) -> Policies {
         match self.0 {
             Source::Fixed(all) => all.iter().map(|policy| policy.clone().or_named(name)).collect(),
@@ -80,8 +78,8 @@ impl Policies {
     }
 }
 
-/// What the server would always refuse would count as Redis being away, and might let every request pass. And two
-/// policies of one name would share a key, those further out too.
+/// Refuses policies that the server would answer by an error: that would count as Redis being away, and requests might
+/// pass. Also two policies of one name, which would share a key, among them those of limits further out.
 pub(crate) fn checked(policies: &[Policy], outer: &[Policy]) -> Result<(), Invalid> {
     let mut names: HashSet<&str> = outer.iter().map(Policy::name).collect();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {

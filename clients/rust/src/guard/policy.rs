@@ -1,4 +1,4 @@
-//! What a client may take.
+//! A named set of quotas, and whose requests it counts.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,17 +15,17 @@ const MAX_LIMIT: u64 = 999_999_999_999_999;
 /// How long a lease lasts.
 const LEASE: Duration = Duration::from_millis(100);
 
-/// What each client may take: quotas under one name, all of which must allow a request.
+/// Quotas under one name, all of which must allow a request.
 ///
-/// It names whose quotas they are by a key and takes a cost, each of which may be a function of the request's head.
-/// Clones are cheap.
+/// Its key says whose requests it counts, its cost how many units a request takes. Both may be functions of the request's
+/// head. Clones are cheap.
 #[derive(Clone)]
 #[must_use]
 pub struct Policy(pub(crate) Arc<Inner>);
 
 #[derive(Clone)]
 pub(crate) struct Inner {
-    /// Empty if it is that of the route.
+    /// Empty if the route names it.
     name: String,
     pub rules: Arc<Rules>,
     pub unit: Option<String>,
@@ -34,21 +34,19 @@ pub(crate) struct Inner {
     dry_run: bool,
 }
 
-/// What a request takes.
 #[derive(Clone)]
 enum Cost {
     Units(i64),
     Of(Arc<dyn Fn(&Parts) -> i64 + Send + Sync>),
 }
 
-/// Whose quotas they are.
 #[derive(Clone)]
 pub(crate) enum Key {
     Text(String),
     Of(KeyOf),
 }
 
-/// None if the request is not limited.
+/// Returns `None` if the request is not limited.
 pub(crate) type KeyOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Policy {
@@ -59,15 +57,14 @@ impl fmt::Debug for Policy {
 }
 
 impl Policy {
-    /// Counts by `RL.LOG`, a unit for each request, in a key for each client: `name:key`.
+    /// A policy that counts by `RL.LOG` a unit for each request, in a key for each client: `name:key`.
     ///
-    /// Quotas are a list, or a text such as `5/10s, 100/h`. Header fields tell windows in seconds, so they are whole
-    /// seconds, each different; limits have at most 15 digits; names and units are printable ASCII. There are 1 to 8
-    /// quotas, with windows of up to 3650 days.
+    /// Quotas are a list, or a text such as `5/10s, 100/h`.
     ///
     /// # Errors
     ///
-    /// If any of this does not hold.
+    /// If the name is not printable ASCII without a space, or the quotas are not 1 to 8 with different windows of whole
+    /// seconds up to 3650 days, and limits of at most 15 digits. Header fields can tell no others.
     pub fn new<Q>(name: impl Into<String>, quotas: Q) -> Result<Policy, Invalid>
     where
         Q: TryInto<Quotas>,
@@ -82,7 +79,7 @@ impl Policy {
         Ok(Policy::unnamed(quotas.try_into()?)?.with(|inner| inner.name = name))
     }
 
-    /// That of a route, which names it.
+    /// A policy without a name, for a route to name.
     fn unnamed(quotas: Quotas) -> Result<Policy, Invalid> {
         check(&quotas)?;
         if let Some(quota) = quotas.iter().find(|quota| quota.window.subsec_nanos() != 0) {
@@ -102,20 +99,19 @@ impl Policy {
         self
     }
 
-    /// The same by this name, if it has none.
+    /// The policy, with this name if it has none.
     pub(crate) fn or_named(self, name: &str) -> Policy {
         if self.name().is_empty() { self.with(|inner| inner.name = name.to_owned()) } else { self }
     }
 
-    /// Counts by another algorithm. Keys of the one before are errors: give the policy another name then.
+    /// The algorithm. When you change it, give the policy a new name: old keys answer errors.
     pub fn algorithm(self, algorithm: Algorithm) -> Policy {
         self.with(|inner| {
             inner.rules = Arc::new(Rules::new(algorithm, &inner.rules.quotas, LEASE, inner.rules.units));
         })
     }
 
-    /// Says that units are not requests. A strict client ignores what it does not know, rather than read tokens as
-    /// requests.
+    /// What is counted, if not requests: `tokens`, say. Header fields tell clients.
     ///
     /// # Panics
     ///
@@ -126,7 +122,7 @@ impl Policy {
         self.with(|inner| inner.unit = Some(unit))
     }
 
-    /// So many units for each request.
+    /// The units that each request takes.
     ///
     /// # Panics
     ///
@@ -139,30 +135,29 @@ impl Policy {
         self.with(|inner| inner.cost = Cost::Units(units))
     }
 
-    /// Units for each request by its head. A request of a negative cost is answered 500.
+    /// The units that a request takes, by its head. If they are negative it is answered 500.
     pub fn cost_with(self, units: impl Fn(&Parts) -> i64 + Send + Sync + 'static) -> Policy {
         self.with(|inner| inner.cost = Cost::Of(Arc::new(units)))
     }
 
-    /// Says by the request's head whose quotas they are. With `None` the policy does not limit the request.
+    /// The key of a request, by its head. With `None` the policy does not limit the request.
     pub fn key(self, key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Policy {
         self.with(|inner| inner.key = Some(Key::Of(Arc::new(key))))
     }
 
-    /// One key for all requests: a limit for everybody.
+    /// The key of all requests: one limit for everybody.
     pub fn key_text(self, key: impl Into<String>) -> Policy {
         self.with(|inner| inner.key = Some(Key::Text(key.into())))
     }
 
-    /// Leases at most so many units of each key, which are counted ahead and handed out in this process without asking.
+    /// Leases up to this many units of each key: they are counted ahead, and handed out in this process without asking.
     ///
-    /// At most that many more than the policy allows pass in a window, for each process: see [`Leases`](crate::Leases). Of
-    /// several quotas `ratelimit` then tells of the tightest one alone. End with
-    /// [`Guard::close`](crate::web::Guard::close).
+    /// In each process at most that many more pass in a window than the policy allows: see [`Leases`](crate::Leases). Of
+    /// several quotas, `ratelimit` may show the tightest alone. [`Guard::close`](crate::web::Guard::close) gives leases back.
     ///
     /// # Panics
     ///
-    /// If two of its quotas have the same limit: a verdict tells them apart by it.
+    /// If two of its quotas have the same limit: the verdict of a lease tells them apart by it.
     pub fn lease(self, units: u64) -> Policy {
         let limits: HashSet<u64> = self.quotas().iter().map(|quota| quota.limit).collect();
         assert!(
@@ -172,7 +167,7 @@ impl Policy {
         self.with(|inner| Arc::make_mut(&mut inner.rules).units = units)
     }
 
-    /// Decides, counts and tells [hooks](crate::web::Guard::on_decision), and refuses nothing.
+    /// With `true` it decides, counts and calls [hooks](crate::web::Guard::on_decision), and refuses nothing.
     pub fn dry_run(self, dry_run: bool) -> Policy {
         self.with(|inner| inner.dry_run = dry_run)
     }
@@ -195,7 +190,7 @@ impl Policy {
         self.0.dry_run
     }
 
-    /// What a request takes; none if that depends on a head that is not there.
+    /// The units that a request takes. `None` if they depend on a head that is not there.
     pub(crate) fn cost_of(&self, head: Option<&Parts>) -> Option<i64> {
         match &self.0.cost {
             Cost::Units(units) => Some(*units),
@@ -204,14 +199,13 @@ impl Policy {
     }
 }
 
-/// One policy is a list of one.
 impl AsRef<[Policy]> for Policy {
     fn as_ref(&self) -> &[Policy] {
         std::slice::from_ref(self)
     }
 }
 
-/// A policy without a name, as of a route: see [`Guard::limit`](crate::web::Guard::limit).
+/// Reads quotas as a policy that its route names: see [`Guard::limit`](crate::web::Guard::limit).
 impl TryFrom<&str> for Policy {
     type Error = Invalid;
 

@@ -1,4 +1,4 @@
-//! What is answered instead of what was asked for.
+//! The answer to a request that is refused.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::answer::{Told, fields_of, seconds, violated};
 use super::policy::Policy;
 use crate::commands::{Decision, Invalid};
 
-/// The header fields of a response to a request that these policies decided on, or its refusal.
+/// The header fields for a request that these policies allow, or the refusal of one that they limit.
 pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
     let mut rows = decision.rows.iter().copied();
     let policies = policies.as_ref();
@@ -24,10 +24,10 @@ pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<Hea
     if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
 }
 
-/// The response to a request that may not go on: a status, header fields, and problem details of RFC 9457.
+/// The answer to a request that is refused: a status, header fields, and problem details of RFC 9457.
 ///
-/// It becomes a response with a body that can be made of a `String`; for another body, map that of a
-/// `Response<String>`. With features `axum` and `actix` a handler may return it.
+/// It converts into a `Response` with any body that can be made of a `String`. With features `axum` and `actix` a handler
+/// may return it.
 #[derive(Debug)]
 pub struct Refusal(Box<Inner>);
 
@@ -35,11 +35,11 @@ pub struct Refusal(Box<Inner>);
 struct Inner {
     status: StatusCode,
     fields: HeaderMap,
-    problem: String,
+    problem: serde_json::Value,
     why: Why,
 }
 
-/// Marks a response that is a refusal, for the outermost limit: what all took goes back.
+/// Marks a response as a refusal, so that the outermost limit gives back what was taken for the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused;
 
@@ -47,46 +47,38 @@ pub(crate) struct Refused;
 enum Why {
     Limited(Decision),
     Away(RedisError),
-    /// The application asked for what cannot be.
+    /// The application has made a mistake.
     Misused(String),
 }
 
 impl Refusal {
-    /// By these policies, the outermost first.
-    pub(crate) fn limited(told: &[Told], decision: &Decision) -> Refusal {
-        let (is_hopeless, status) = match decision.retry_after {
-            None => (true, StatusCode::FORBIDDEN),
-            Some(_) => (false, StatusCode::TOO_MANY_REQUESTS),
-        };
-        let problem = json!({
-            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-            "title": "Quota Exceeded",
-            "status": status.as_u16(),
-            "violated-policies": violated(told),
-        });
-        let mut fields = fields_of(told, !is_hopeless);
-        fields.extend(decision.retry_after.map(|wait| (RETRY_AFTER, seconds(wait).into())));
-        let (problem, why) = (problem.to_string(), Why::Limited(decision.clone()));
-        Refusal(Box::new(Inner { status, fields, problem, why }))
+    fn new(status: StatusCode, title: &str, why: Why) -> Refusal {
+        let problem = json!({"status": status.as_u16(), "title": title});
+        Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why }))
     }
 
-    /// Nobody knows whether the request is over the limit.
+    /// The refusal by the policies that are told, the outermost first.
+    pub(crate) fn limited(told: &[Told], decision: &Decision) -> Refusal {
+        let wait = decision.retry_after;
+        let status = if wait.is_some() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::FORBIDDEN };
+        let mut refusal = Refusal::new(status, "Quota Exceeded", Why::Limited(decision.clone()));
+        let Inner { fields, problem, .. } = &mut *refusal.0;
+        problem["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded".into();
+        problem["violated-policies"] = violated(told).into();
+        *fields = fields_of(told, wait.is_some());
+        fields.extend(wait.map(|wait| (RETRY_AFTER, seconds(wait).into())));
+        refusal
+    }
+
     pub(crate) fn away(error: RedisError) -> Refusal {
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let problem = json!({"status": status.as_u16(), "title": "The rate limiter is away"}).to_string();
-        let fields = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("1"))]);
-        Refusal(Box::new(Inner { status, fields, problem, why: Why::Away(error) }))
+        let mut refusal = Refusal::new(status, "The rate limiter is away", Why::Away(error));
+        refusal.0.fields.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        refusal
     }
 
-    pub(crate) fn misused(title: &str) -> Refusal {
-        let status = StatusCode::INTERNAL_SERVER_ERROR;
-        let problem = json!({"status": status.as_u16(), "title": title}).to_string();
-        Refusal(Box::new(Inner {
-            status,
-            fields: HeaderMap::new(),
-            problem,
-            why: Why::Misused(title.to_owned()),
-        }))
+    pub(crate) fn misused(mistake: &str) -> Refusal {
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, mistake, Why::Misused(mistake.to_owned()))
     }
 
     pub(crate) fn of_no_limit() -> Refusal {
@@ -94,7 +86,7 @@ impl Refusal {
     }
 
     pub(crate) fn response(&self) -> Response<String> {
-        let mut response = Response::new(self.0.problem.clone());
+        let mut response = Response::new(self.to_string());
         *response.status_mut() = self.0.status;
         *response.headers_mut() = self.0.fields.clone();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -102,7 +94,7 @@ impl Refusal {
         response
     }
 
-    /// What middleware answers: to a client of gRPC a status of its own, in header fields alone.
+    /// The answer of middleware. Clients of gRPC get a gRPC status, in header fields alone.
     pub(crate) fn answer(&self, head: &Parts) -> Response<String> {
         let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
         if !kind.starts_with(b"application/grpc") {
@@ -122,67 +114,55 @@ impl Refusal {
         if let Some(wait) = self.decision().and_then(|decision| decision.retry_after) {
             fields.insert("grpc-retry-pushback-ms", (wait.as_millis() as u64).into());
         }
-        response.extensions_mut().insert(Refused);
         response
     }
 
-    /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 if the application asked for what cannot be: a
-    /// negative cost, say.
+    /// 429, or 403 if no wait helps, or 503 while Redis is away, or 500 after a mistake of the application, such as a
+    /// negative cost.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.0.status
     }
 
-    /// The header fields besides that of the body: `ratelimit-policy`, `ratelimit` and `retry-after`.
+    /// The header fields `ratelimit-policy`, `ratelimit` and `retry-after`.
     #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.0.fields
     }
 
-    /// What was decided, if it is that which refuses.
+    /// The decision, if a limit refuses.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
-        match &self.0.why {
-            Why::Limited(decision) => Some(decision),
-            Why::Away(_) | Why::Misused(_) => None,
-        }
+        if let Why::Limited(decision) = &self.0.why { Some(decision) } else { None }
     }
 
-    /// Why Redis could not be asked, if it could not.
+    /// The error, if Redis is away.
     #[must_use]
     pub fn error(&self) -> Option<&RedisError> {
-        match &self.0.why {
-            Why::Away(error) => Some(error),
-            Why::Limited(_) | Why::Misused(_) => None,
-        }
+        if let Why::Away(error) = &self.0.why { Some(error) } else { None }
     }
 
-    /// What the application has asked for that cannot be, if it has.
+    /// The mistake of the application, if it made one.
     pub(crate) fn mistake(&self) -> Option<&str> {
-        match &self.0.why {
-            Why::Misused(mistake) => Some(mistake),
-            Why::Limited(_) | Why::Away(_) => None,
-        }
+        if let Why::Misused(mistake) = &self.0.why { Some(mistake) } else { None }
     }
 }
 
-/// Of what cannot be.
 impl From<Invalid> for Refusal {
     fn from(invalid: Invalid) -> Refusal {
         Refusal::misused(&invalid.to_string())
     }
 }
 
-/// The problem details.
+/// Writes the problem details.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.problem)
+        self.0.problem.fmt(f)
     }
 }
 
 impl std::error::Error for Refusal {}
 
-/// With a body as any framework has it.
 impl<B: From<String>> From<Refusal> for Response<B> {
     fn from(refusal: Refusal) -> Response<B> {
         refusal.response().map(B::from)

@@ -18,14 +18,14 @@ use crate::commands::{Decision, Invalid, MAX_COST, Verdict};
 use crate::keys::Answer;
 use crate::locked;
 
-/// What guards have taken for a request that may go on. Clones are the same one.
+/// What guards have taken for a request. Clones are the same reservation.
 ///
-/// A handler behind middleware names its request by it to [`take`](crate::web::Guard::take) and
-/// [`settle`](crate::web::Guard::settle): with features `axum` and `actix` it is an extractor.
+/// A handler behind middleware passes it to [`take`](crate::web::Guard::take) and [`settle`](crate::web::Guard::settle). With
+/// features `axum` and `actix` it is an extractor.
 #[derive(Clone)]
 pub struct Reservation {
     parts: Arc<Mutex<Vec<Arc<Part>>>>,
-    /// Where the request comes from, as the outermost limit sees it.
+    /// The network address of the client, as the outermost limit sees it.
     address: String,
 }
 
@@ -35,18 +35,17 @@ pub(crate) struct Part {
     clients: Vec<Client>,
     held: Held,
     answer: Mutex<RedisResult<Answer>>,
-    /// Whether the request is refused after all: nothing is settled any more.
+    /// Whether the request was refused further in. Then nothing is settled any more.
     is_over: AtomicBool,
 }
 
 /// Whose units are counted.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Client {
-    /// A key that a function of the request tells.
+    /// The key that a function of the request returned.
     Key(String),
-    /// The network address.
     Address(String),
-    /// Everybody, by a key that is the policy's.
+    /// All clients together, under the key of the policy.
     Everybody(String),
 }
 
@@ -56,7 +55,7 @@ impl Part {
         Part { policies, clients, held, answer: Mutex::new(answer), is_over: AtomicBool::new(false) }
     }
 
-    /// What is known of each policy; if the request is refused after all, without what it has taken.
+    /// The figures of each policy; if the request is refused, without what it had taken.
     pub fn told(&self, is_refused: bool) -> Vec<Told> {
         let Ok(answer) = locked(&self.answer).clone() else { return Vec::new() };
         let is_back = is_refused || self.is_over.load(Ordering::Relaxed);
@@ -72,7 +71,7 @@ impl Part {
         self.policies.iter().all(Policy::is_dry_run)
     }
 
-    /// Corrects what was taken by the policies that are named, or by each.
+    /// Corrects what was taken by the policies that `used` names.
     pub async fn settle(&self, used: &Costs, teller: &Teller) {
         let cost = |(place, policy): (usize, &Policy)| Some((place, used.of(policy.name())?.min(MAX_COST)));
         let costs: Vec<_> = self.policies.iter().enumerate().filter_map(cost).collect();
@@ -94,19 +93,18 @@ impl fmt::Debug for Reservation {
 }
 
 impl Reservation {
-    /// That of a request; none if no limit is in front of its handler.
+    /// The reservation of a request, from its extensions. `None` if no limit is in front of the handler.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Option<Reservation> {
         extensions.get().cloned()
     }
 
-    /// That of a request from this address which is seen for the first time.
+    /// The reservation of a request from this address for which nothing was taken yet.
     pub(crate) fn begun(address: String) -> Reservation {
         Reservation { address, parts: Arc::default() }
     }
 
-    /// What was decided by all policies, without those of dry runs; none while Redis is away, and for a request that no
-    /// policy limits.
+    /// The decision of all policies but those of dry runs. `None` while Redis is away, and if no policy limits the request.
     #[must_use]
     pub fn decision(&self) -> Option<Decision> {
         let parts = self.enforced();
@@ -117,13 +115,13 @@ impl Reservation {
         })
     }
 
-    /// Why Redis could not be asked the last time, if the request passes for that.
+    /// The error of the last decision, if the request passes because Redis is away.
     #[must_use]
     pub fn error(&self) -> Option<RedisError> {
         locked(&self.enforced().last()?.answer).as_ref().err().cloned()
     }
 
-    /// The header fields that tell of all policies, as they stand now; none if nothing was decided.
+    /// The header fields of all policies by their newest figures. Empty if nothing was decided.
     #[must_use]
     pub fn fields(&self) -> HeaderMap {
         fields_of(&self.told(false), false)
@@ -133,27 +131,27 @@ impl Reservation {
         locked(&self.parts).clone()
     }
 
+    /// The parts that may refuse the request.
     fn enforced(&self) -> Vec<Arc<Part>> {
         self.parts().into_iter().filter(|part| !part.is_dry_run()).collect()
     }
 
-    /// The request goes on: it keeps what was taken for it.
+    /// Adds what was taken for a request that goes on, so that it is not given back.
     pub(crate) fn add(&self, parts: Vec<Part>) {
         parts.iter().for_each(|part| part.held.keep());
         locked(&self.parts).extend(parts.into_iter().map(Arc::new));
     }
 
-    /// What is known of each policy, the outermost first; if the request is refused, without what it has taken.
+    /// The figures of each policy, the outermost first; if the request is refused, without what it had taken.
     pub(crate) fn told(&self, is_refused: bool) -> Vec<Told> {
         self.enforced().iter().flat_map(|part| part.told(is_refused)).collect()
     }
 
-    /// Those by which it was asked for.
     pub(crate) fn policies(&self) -> Vec<Policy> {
         self.parts().iter().flat_map(|part| part.policies.clone()).collect()
     }
 
-    /// Whose units the limits further out have counted, everybody's aside; if nobody's, whom the network address tells.
+    /// Whose units the limits further out have counted, apart from limits for everybody. Else the network address.
     pub(crate) fn client(&self, address: impl FnOnce() -> String) -> Result<Client, Refusal> {
         let parts = self.enforced();
         let mut clients: Vec<&Client> = parts.iter().flat_map(|part| &part.clients).collect();
@@ -170,26 +168,26 @@ impl Reservation {
         &self.address
     }
 
-    /// The answer leaves the outermost limit: if it is a refusal, what was taken goes back, once. Tells the header fields
-    /// to add.
+    /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back. Returns
+    /// the header fields to add.
     pub(crate) fn end(&self, is_refused: bool, has_fields: bool) -> HeaderMap {
         for part in self.parts().into_iter().filter(|_| is_refused) {
             part.is_over.store(true, Ordering::Relaxed);
             part.held.give_back();
         }
-        // A refusal by a limit tells of all.
+        // The fields of a refusal by a limit tell of all policies already.
         if is_refused && has_fields { HeaderMap::new() } else { fields_of(&self.told(false), is_refused) }
     }
 }
 
-/// A request as guards know it.
+/// The request that a guard takes units for.
 #[derive(Clone, Debug)]
 pub enum Requester<'a> {
-    /// Its head, among whose extensions is what has been taken for it.
+    /// The head of the request.
     Head(Cow<'a, Parts>),
-    /// What has been taken for it.
+    /// The reservation of the request.
     Taken(&'a Reservation),
-    /// The key of a client, which stands in place of those of policies.
+    /// The key of a client, in place of the keys of policies.
     Client(Cow<'a, str>),
 }
 
@@ -201,7 +199,7 @@ impl Requester<'_> {
         }
     }
 
-    /// What has been taken, by nobody yet if it is a client.
+    /// What has been taken for the request: nothing for a client.
     pub(crate) fn reservation(&self) -> Reservation {
         match self {
             Requester::Head(head) => Reservation::of(&head.extensions),
@@ -236,7 +234,8 @@ impl From<String> for Requester<'_> {
     }
 }
 
-/// Units by each policy: a number, or by the names of policies; by `()` each takes its own cost.
+/// The units that a request takes or used: a number for each policy, numbers by the names of policies, or `()` for the costs
+/// that the policies have.
 #[derive(Clone, Debug)]
 pub struct Costs {
     each: Option<i64>,
@@ -244,7 +243,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// None if the policy is not named.
+    /// The units of the policy of this name, if they are told.
     pub(crate) fn of(&self, name: &str) -> Option<i64> {
         let named = self.named.iter().find(|(named, _)| named == name);
         named.map(|(_, units)| *units).or(self.each)
@@ -254,7 +253,7 @@ impl Costs {
         self.each.is_some()
     }
 
-    /// Whether all names are those of policies, and no cost is negative.
+    /// Refuses names of no policy, and negative costs.
     pub(crate) fn check(&self, policies: &[Policy]) -> Result<(), Invalid> {
         if self.named.iter().map(|(_, units)| *units).chain(self.each).any(|units| units < 0) {
             return Err(Invalid::new("the cost of a request is negative"));

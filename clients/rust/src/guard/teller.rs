@@ -1,6 +1,6 @@
-//! What is told of requests that Redis does not decide.
+//! Warnings about requests that Redis does not decide.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,50 +11,42 @@ use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells the application each error, or else warns at most once a second, with the number of requests since the last
-/// warning. That Redis is away is told once, when it begins.
+/// Calls the hook with each error, or warns at most once a second with the number of requests since the last warning. That
+/// Redis is away is no matter of single requests: the log tells it once, by [`Nodes`](super::away::Nodes).
 #[derive(Clone, Default)]
 pub(crate) struct Teller {
     pub on_error: Option<OnError>,
-    log: Arc<Log>,
+    log: Arc<Mutex<Log>>,
 }
 
 type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
 
 #[derive(Default)]
 struct Log {
-    /// Those that no warning has told of yet.
-    requests: AtomicU64,
-    /// The last reason, and when there was a warning.
-    last: Mutex<(String, Option<Instant>)>,
+    /// Requests that failed since the last warning.
+    requests: u64,
+    reason: String,
+    warned: Option<Instant>,
 }
 
 impl Teller {
+    /// Tells of an error. With `None`, a request was decided; then failures since the last warning are told if it is time.
     pub fn tell(&self, error: Option<&RedisError>) {
-        match (error, &self.on_error) {
-            (None, _) => self.log.warn(0, None),
-            (Some(error), Some(tell)) => tell(error),
-            (Some(error), None) if is_away(error) => {}
-            (Some(error), None) => self.log.warn(1, Some(error)),
+        if let (Some(error), Some(tell)) = (error, &self.on_error) {
+            return tell(error);
         }
-    }
-}
-
-impl Log {
-    /// Also when requests can ask again, so that what is left of an outage is told.
-    fn warn(&self, requests: u64, error: Option<&RedisError>) {
-        if self.requests.fetch_add(requests, Ordering::Relaxed) + requests == 0 {
+        if error.is_some_and(is_away) {
             return;
         }
-        let (mut last, now) = (locked(&self.last), Instant::now());
-        let (reason, warned) = &mut *last;
+        let mut log = locked(&self.log);
         if let Some(error) = error {
-            *reason = error.to_string();
+            log.requests += 1;
+            log.reason = error.to_string();
         }
-        if warned.is_none_or(|warned| now.duration_since(warned) >= INTERVAL) {
-            *warned = Some(now);
-            let requests = self.requests.swap(0, Ordering::Relaxed);
-            tracing::warn!("Redis does not decide: {reason} (requests: {requests})");
+        if log.requests > 0 && log.warned.is_none_or(|warned| warned.elapsed() >= INTERVAL) {
+            log.warned = Some(Instant::now());
+            let requests = mem::take(&mut log.requests);
+            tracing::warn!("Redis does not decide: {} (requests: {requests})", log.reason);
         }
     }
 }

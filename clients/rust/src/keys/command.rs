@@ -1,4 +1,4 @@
-//! What is sent for requests, and what they are told.
+//! Commands that are sent for requests, and answers.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,23 +7,21 @@ use redis::{Cmd, FromRedisValue, RedisResult, Value};
 use super::share::{RequestId, Share};
 use crate::commands::{All, Decision, Take, Verdict, cmd};
 
-/// What a request is told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Whether any share refuses.
     pub limited: bool,
-    /// The longest wait of the shares that refuse. None also if no wait helps.
+    /// The longest wait of the shares that refuse. `None` if it is allowed, and if no wait helps.
     pub retry_after: Option<Duration>,
-    /// As of when it was decided; of several commands, by the first reply.
+    /// As of when it was decided. The first reply of several counts.
     pub at: Option<SystemTime>,
-    /// Of each share those of its quotas, of a lease its tightest; none where nothing is known.
+    /// For each share the figures of its quotas, or of the tightest if a lease served it. `None` if they are not known.
     pub rows: Vec<Option<Vec<Verdict>>>,
-    /// Units that are counted of each share.
+    /// For each share the units that are counted.
     pub taken: Vec<i64>,
 }
 
 impl Answer {
-    /// As one of all shares.
     pub(crate) fn decision(&self) -> Decision {
         let rows = self.rows.iter().flatten().flatten().copied().collect();
         let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
@@ -35,18 +33,17 @@ impl Answer {
 #[derive(Clone, Debug)]
 pub struct Command {
     pub(super) shares: Vec<Share>,
-    /// Whose shares they are, by their place; none if units go back of which nobody awaits anything.
+    /// The request, and the indices of the shares in it. `None` if units go back and nobody waits for the reply.
     pub(super) request: Option<(RequestId, Vec<usize>)>,
-    /// Whether it is the one in flight of its key, and the units that it asks for beyond the cost.
+    /// The units that it asks for beyond the cost, if it is the command in flight of its key: others wait for it.
     pub(super) in_flight: Option<u64>,
     /// As of when units go back.
     pub(super) at: Option<SystemTime>,
-    /// Whether units are counted that were used.
+    /// Whether units are counted even over the limit, since they were used.
     pub(super) force: bool,
 }
 
 impl Command {
-    /// Asks for shares of a request; in flight of its key, for so many units beyond the cost.
     pub(super) fn ask(
         shares: Vec<Share>,
         id: RequestId,
@@ -56,18 +53,17 @@ impl Command {
         Command { shares, request: Some((id, places)), in_flight, at: None, force: false }
     }
 
-    /// Gives units back.
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
         Command { shares, request: None, in_flight: None, at: Some(at), force: false }
     }
 
-    /// Whether the reply is to be told.
+    /// Whether somebody waits for the reply.
     #[must_use]
     pub fn awaits_reply(&self) -> bool {
         self.request.is_some()
     }
 
-    /// Whether it corrects what is counted of its request.
+    /// Whether it settles its request.
     pub(super) fn settles(&self) -> bool {
         self.request.is_some() && (self.force || self.at.is_some())
     }
@@ -78,19 +74,19 @@ impl Command {
         self.shares.first().map_or(&[], |share| &share.key)
     }
 
-    /// The units that it asks for beyond the cost.
     pub(super) fn size(&self) -> u64 {
         self.in_flight.unwrap_or_default()
     }
 
-    /// Of one unit by one quota the single command tells all, and is cheaper.
+    /// The share, if the command for a single key can be used instead of `RL.ALL`. For one unit by one quota its reply says as
+    /// much, and it is cheaper.
     fn single(&self) -> Option<&Share> {
         let [share] = &self.shares[..] else { return None };
         let tells_all = share.cost == 1 && share.rules.quotas.len() == 1 && !self.settles();
         (self.size() > 0 || !self.awaits_reply() || tells_all).then_some(share)
     }
 
-    /// The command in words, to decide as of `at` unless it gives back.
+    /// The command for redis-rs. Unless it gives back, it decides as of `at`.
     #[must_use]
     pub fn cmd(&self, at: Option<SystemTime>) -> Cmd {
         let at = self.at.or(at);
@@ -116,7 +112,7 @@ impl Command {
         cmd::all(&all)
     }
 
-    /// The same that takes nothing, and needs the same rights.
+    /// A command for a probe: it takes nothing, and needs the same rights.
     #[must_use]
     pub fn at_no_cost(&self) -> Command {
         let shares = self.shares.iter().map(|share| Share { cost: 0, ..share.clone() }).collect();
@@ -124,11 +120,6 @@ impl Command {
         Command { shares, in_flight, at: None, force: false, ..self.clone() }
     }
 
-    /// What the reply says.
-    ///
-    /// # Errors
-    ///
-    /// If it is none of this command.
     pub fn read(&self, reply: Value) -> RedisResult<Decision> {
         if self.single().is_none() {
             return Ok(Decision::from_redis_value(reply)?);
@@ -139,11 +130,11 @@ impl Command {
     }
 }
 
-/// What follows from an event: commands, in the order in which they are to be sent, and answers.
+/// What follows from an event.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// Commands to send.
+    /// Commands to send, in this order.
     pub commands: Vec<Command>,
-    /// Answers to requests, to their settling too.
+    /// Answers to requests, and to their settling.
     pub answers: Vec<(RequestId, RedisResult<Answer>)>,
 }

@@ -1,4 +1,4 @@
-//! What a process knows of one key.
+//! The state of one key in this process: its lease, its remembered refusal, who waits.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -14,24 +14,24 @@ use crate::commands::{Decision, Verdict};
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub left: u64,
-    /// Units that it had at first.
+    /// Units that it had after those who waited were served. It never takes back more.
     pub granted: u64,
     pub at: SystemTime,
     pub ends: Duration,
-    /// As of the reply, when all of it is used.
+    /// The verdict on the request that uses the last unit, by the reply.
     verdict: Verdict,
     replied: Duration,
 }
 
 impl Lease {
-    /// Of the reply to `PARTIAL`.
+    /// Makes a lease of the units that a reply to `PARTIAL` granted.
     pub fn new(reply: Verdict, now: Duration, lasting: Duration) -> Lease {
         let (left, at) = (reply.taken.unwrap_or(0).max(0).unsigned_abs(), reply.at.unwrap_or(UNIX_EPOCH));
         let verdict = Verdict { limited: false, retry_after: None, ..reply };
         Lease { left, granted: left, at, ends: now + lasting, verdict, replied: now }
     }
 
-    /// Takes units of it.
+    /// Hands out units.
     pub fn serve(&mut self, now: Duration, cost: i64) -> Verdict {
         self.left -= cost.unsigned_abs();
         Verdict {
@@ -42,7 +42,7 @@ impl Lease {
         }
     }
 
-    /// Whether units that were counted then are back in it, as if they had not been handed out.
+    /// Takes back units that were handed out. Returns false if they belong to another lease, or this one is over.
     pub fn put_back(&mut self, now: Duration, at: SystemTime, units: i64) -> bool {
         let left = self.left + units.max(0).unsigned_abs();
         let is_its_own = at == self.at && now < self.ends && left <= self.granted;
@@ -51,10 +51,10 @@ impl Lease {
     }
 }
 
-/// A refusal that is repeated.
+/// A remembered refusal, which is repeated without asking.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
-    /// Requests of this cost and more are refused.
+    /// It refuses requests of this cost and more.
     cost: i64,
     rows: Vec<Verdict>,
     replied: Duration,
@@ -71,13 +71,14 @@ impl Refusal {
         now < self.until
     }
 
-    /// Whether a request of this cost is refused likewise: one that no wait helps is another.
+    /// Whether it refuses a request of this cost. A refusal that no wait helps says nothing of smaller costs, and one with a
+    /// wait nothing of costs that no wait helps.
     pub fn holds_for(&self, rules: &Rules, cost: i64) -> bool {
         let is_hopeless = longest_wait(&self.rows) == Some(None);
         cost >= self.cost && rules.is_hopeless(cost) == is_hopeless
     }
 
-    /// With the waits that are left.
+    /// The rows of the reply, with the waits that are left.
     pub fn told(&self, now: Duration) -> Vec<Verdict> {
         let later = |row: &Verdict| Verdict {
             retry_after: row.retry_after.map(|wait| less(wait, now, self.replied)),
@@ -93,7 +94,7 @@ impl Refusal {
     }
 }
 
-/// A key by its rules: its lease, its refusal, and the requests that wait for its command in flight.
+/// A key under its rules.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
     pub name: Arc<[u8]>,
@@ -101,16 +102,16 @@ pub(super) struct Key {
     pub lease: Option<Lease>,
     pub refusal: Option<Refusal>,
     pub is_in_flight: bool,
-    /// Shares of requests, by their place.
+    /// Shares of requests, by index, that wait for the command in flight.
     pub waiting: VecDeque<(RequestId, usize)>,
-    /// Units that were asked for since this span of time began, and in such a span before it.
+    /// When the span began in which units are added to `asked`.
     since: Duration,
     pub asked: u64,
+    /// Units that were asked for in the span before.
     before: u64,
 }
 
 impl Key {
-    /// A key of which nothing is known.
     pub fn new(name: Arc<[u8]>, rules: Arc<Rules>, now: Duration) -> Key {
         Key {
             name,
@@ -125,12 +126,11 @@ impl Key {
         }
     }
 
-    /// To give units back.
     fn share(&self) -> Share {
         Share { key: self.name.clone(), rules: self.rules.clone(), cost: 0 }
     }
 
-    /// Takes units of the lease, if it has them.
+    /// Hands out units of the lease, if it has enough.
     pub fn serve(&mut self, now: Duration, cost: i64) -> Option<Verdict> {
         self.serves(now, cost).then(|| self.lease.as_mut().map(|lease| lease.serve(now, cost))).flatten()
     }
@@ -140,12 +140,12 @@ impl Key {
         lease.is_some_and(|lease| cost > 0 && cost.unsigned_abs() <= lease.left && now < lease.ends)
     }
 
-    /// The refusal that is remembered, if it holds.
+    /// The remembered refusal, if it refuses this cost now.
     pub fn refused(&self, now: Duration, cost: i64) -> Option<&Refusal> {
         self.refusal.as_ref().filter(|refusal| refusal.holds(now) && refusal.holds_for(&self.rules, cost))
     }
 
-    /// The units of the next lease: those that were asked for in as long as it lasts.
+    /// The size of the next lease: the units that were asked for in a span as long as a lease lasts.
     pub fn size(&mut self, now: Duration) -> u64 {
         let (lasting, gone) = (self.rules.lease, now.saturating_sub(self.since));
         if gone >= lasting {
@@ -156,14 +156,13 @@ impl Key {
     }
 }
 
-/// The keys that were used last, by rules and name.
+/// The keys that were used last, by their tag and name.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// The least recently used goes first.
     keys: LruCache<Arc<[u8]>, Key>,
-    /// Those that went while a command of theirs was in flight.
+    /// Keys that are no longer remembered, until the reply to their command in flight.
     leaving: HashMap<Arc<[u8]>, Key>,
-    /// The name that was looked up last.
+    /// A buffer for the tag and name that are looked up.
     name: Vec<u8>,
 }
 
@@ -172,7 +171,7 @@ impl Known {
         Known { keys: LruCache::sparse(max), leaving: HashMap::new(), name: Vec::new() }
     }
 
-    /// By what a key is remembered.
+    /// The tag and name by which a key is remembered.
     pub fn name(&mut self, rules: &Rules, key: &[u8]) -> &[u8] {
         self.name.clear();
         self.name.extend_from_slice(&rules.tag);
@@ -180,7 +179,7 @@ impl Known {
         &self.name
     }
 
-    /// A key that is used now.
+    /// Looks up a key, and notes that it is used now.
     pub fn used(&mut self, rules: &Rules, key: &[u8]) -> Option<&mut Key> {
         self.name(rules, key);
         self.keys.get_mut(&self.name[..])
@@ -191,7 +190,7 @@ impl Known {
         self.keys.peek_mut(&self.name[..]).or_else(|| self.leaving.get_mut(&self.name[..]))
     }
 
-    /// From now on. Tells which one left for it.
+    /// Remembers a key. Returns the one that is no longer remembered for it.
     pub fn remember(&mut self, share: &Share, now: Duration) -> Option<Share> {
         if self.used(&share.rules, &share.key).is_some() {
             return None;
@@ -205,7 +204,7 @@ impl Known {
         Some(share)
     }
 
-    /// Whether it is a key that waits for nothing, and is not remembered.
+    /// Whether a key is no longer remembered, and nothing is in flight for it.
     pub fn is_leaving(&mut self, share: &Share) -> bool {
         self.name(&share.rules, &share.key);
         self.leaving.get(&self.name[..]).is_some_and(|key| !key.is_in_flight)
@@ -216,19 +215,19 @@ impl Known {
         self.leaving.remove(&self.name[..]);
     }
 
-    /// The key of this name, if it has a lease that ends then.
+    /// The key of this tag and name, if its lease ends at this time.
     pub fn leased_until(&self, name: &[u8], ends: Duration) -> Option<Share> {
         let key = self.keys.peek(name).or_else(|| self.leaving.get(name))?;
         (key.lease.as_ref()?.ends == ends).then(|| key.share())
     }
 
-    /// The least recently used first.
+    /// The remembered keys, the least recently used first.
     pub fn all(&self) -> Vec<Share> {
         self.keys.iter().rev().map(|(_, key)| key.share()).collect()
     }
 }
 
-/// What is left of a wait. Whole milliseconds are taken from it, rounded down, so that it is never too short.
+/// The rest of a wait. The time that has passed is rounded down to milliseconds, so the rest is never too short.
 fn less(wait: Duration, now: Duration, since: Duration) -> Duration {
     let gone = Duration::from_millis(now.saturating_sub(since).as_millis() as u64);
     wait.saturating_sub(gone)

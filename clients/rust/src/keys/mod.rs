@@ -1,8 +1,7 @@
-//! What a process decides by itself: units that it has leased, refusals that it remembers, requests by several
-//! policies.
+//! What a process decides by itself: leases, remembered refusals, requests by several policies, places.
 //!
-//! Pure: [`Keys`] is told the time and what happens, and says which commands to send and what to answer.
-//! `clients/README.md` has the rules, `clients/local.json` the cases.
+//! [`Keys`] is pure: it is told the time and what happens, and says which commands to send and what to answer.
+//! `clients/porting.md` has the rules, `clients/local.json` the cases.
 
 mod command;
 mod key;
@@ -29,12 +28,12 @@ pub use crate::commands::slot;
 pub use command::{Answer, Command, Step};
 pub use share::{RequestId, Rules, Share};
 
-/// Keys that a process remembers.
+/// The most keys that a process remembers.
 pub const MAX_KEYS: usize = 10_000;
-/// Longer names are not remembered, so that memory is bounded.
+/// The longest name, in bytes, that is remembered, so that memory is bounded.
 const LONGEST_NAME: usize = 256;
 
-/// Tells what to send and what to answer. Of the keys it remembers those that were used last.
+/// The leases, remembered refusals and requests of a process.
 #[derive(Debug)]
 pub struct Keys {
     remember: Duration,
@@ -42,15 +41,15 @@ pub struct Keys {
     is_closed: bool,
     keys: Known,
     requests: HashMap<RequestId, Request>,
-    /// When leases end. They may have been used up, or have gone back, before.
+    /// When leases end, and of which keys. Some of the leases may have been given back before.
     ends: BinaryHeap<Reverse<(Duration, Arc<[u8]>)>>,
-    /// Of the event that is carried out.
+    /// The time of the event that is handled.
     now: Duration,
     step: Step,
 }
 
 impl Keys {
-    /// Repeats refusals until they are so old.
+    /// Refusals are repeated without asking until they are `remember` old.
     #[must_use]
     pub fn new(remember: Duration, max_keys: NonZeroUsize, is_cluster: bool) -> Keys {
         Keys {
@@ -65,7 +64,7 @@ impl Keys {
         }
     }
 
-    /// What a request of one share is told without asking, if that is known. It is a quicker [`take`](Keys::take).
+    /// The verdict on a request of one share, if a lease or a refusal decides it: a quicker [`take`](Keys::take).
     pub fn known(&mut self, now: Duration, key: &[u8], rules: &Rules, cost: i64) -> Option<Verdict> {
         let key = self.keys.used(rules, key)?;
         if let Some(verdict) = key.serve(now, cost) {
@@ -101,7 +100,7 @@ impl Keys {
         mem::take(&mut self.step)
     }
 
-    /// Whether refusals are remembered that hold. Then no share is asked for.
+    /// Whether a remembered refusal refuses any share. Then none is asked for.
     fn refuse(&mut self, request: &mut Request) -> bool {
         let (now, mut is_refused) = (self.now, false);
         for noted in &mut request.shares {
@@ -116,7 +115,7 @@ impl Keys {
         is_refused
     }
 
-    /// Whether a share is served from a lease, waits, or is asked for with a lease.
+    /// Whether a lease serves a share, or it waits for one, or is asked for with one. Else it is asked for alone.
     fn take_leased(&mut self, id: RequestId, request: &mut Request, place: usize) -> bool {
         let (now, share) = (self.now, request.shares[place].share.clone());
         let Share { key, rules, cost } = &share;
@@ -143,7 +142,7 @@ impl Keys {
         true
     }
 
-    /// With a lease of this size, in flight; or alone. What is left of the lease before goes back first.
+    /// Asks for a share with a lease of this size, in flight; with `None` alone. What is left of the lease goes back first.
     fn ask(&mut self, share: &Share, id: RequestId, place: usize, size: Option<u64>) {
         self.end_lease(share);
         if let Some(key) = self.keys.get(share) {
@@ -153,7 +152,7 @@ impl Keys {
         self.step.commands.push(Command::ask(vec![share.clone()], id, vec![place], size));
     }
 
-    /// The reply to a command that awaits one, or the error with which it has failed.
+    /// The reply to a command came in, or its error.
     pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Decision>) -> Step {
         self.now = now;
         if let Some((id, places)) = &command.request {
@@ -207,7 +206,7 @@ impl Keys {
         self.answer_if_whole(id);
     }
 
-    /// What was decided of shares as a whole; returns what refuses the last of them.
+    /// Notes the decision on shares that were asked for together. Returns the refusal of the last of them, if it refuses.
     fn note(
         &mut self,
         id: RequestId,
@@ -233,7 +232,7 @@ impl Keys {
         refusal
     }
 
-    /// The newest reply counts: if it allows, nothing is remembered.
+    /// Remembers a refusal in place of the last one of its key, or with `None` forgets that.
     fn remember(&mut self, share: &Share, refusal: Option<&Refusal>) {
         let refusal = refusal.filter(|refusal| refusal.holds(self.now) && share.key.len() <= LONGEST_NAME);
         if refusal.is_some() {
@@ -244,7 +243,7 @@ impl Keys {
         }
     }
 
-    /// Of what was taken beyond the cost those are served who waited. The rest is the lease.
+    /// Deals out what a command in flight has taken: to its own request, to those that waited, and the rest to the lease.
     fn deal(&mut self, id: RequestId, place: usize, share: &Share, reply: Verdict) {
         let (now, mut refusal) = (self.now, None);
         let lease = Lease::new(reply, now, share.rules.lease);
@@ -257,7 +256,7 @@ impl Keys {
                     key.refusal = None;
                     request.serve(now, place, key);
                 } else if share.cost == 1 {
-                    // Of one unit the wait is its own.
+                    // The wait in the reply is that for one unit, as if it had been asked for alone.
                     request.note(place, vec![reply], 0, None);
                     refusal = Some(Refusal::new(1, vec![reply], now, self.remember));
                     self.remember(share, refusal.as_ref());
@@ -317,7 +316,7 @@ impl Keys {
         self.ask(&share, first.0, first.1, size);
     }
 
-    /// When all its shares are. If any refuses, what the others took goes back.
+    /// Answers a request when all its shares are decided. If any refuses, what the others took goes back.
     fn answer_if_whole(&mut self, id: RequestId) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         if !request.gives_back && request.missing == 0 {
@@ -332,7 +331,7 @@ impl Keys {
         self.remove_if_left(id);
     }
 
-    /// Nobody wants what a request took or takes: it is cancelled, refused further in, or does not pass undecided.
+    /// Gives back what a request took and will take: it was cancelled or refused elsewhere.
     pub fn give_back(&mut self, now: Duration, id: RequestId) -> Step {
         self.now = now;
         if let Some(request) = self.requests.get_mut(&id).filter(|request| !request.gives_back) {
@@ -342,7 +341,7 @@ impl Keys {
         mem::take(&mut self.step)
     }
 
-    /// Nobody settles it or gives it back any more.
+    /// Forgets a request when its replies are in: nobody settles it or gives it back any more.
     pub fn leave_as_is(&mut self, id: RequestId) {
         if let Some(request) = self.requests.get_mut(&id) {
             request.is_left = true;
@@ -357,7 +356,7 @@ impl Keys {
         }
     }
 
-    /// What is counted, once: to its lease if that is there, else as of its time.
+    /// Gives back what is counted of a request, once: to its lease if that is not over, else to the server as of its time.
     fn give_back_counted(&mut self, id: RequestId) {
         let (now, is_cluster) = (self.now, self.is_cluster);
         let Some(request) = self.requests.get_mut(&id) else { return };
@@ -384,7 +383,7 @@ impl Keys {
         self.step.commands.push(Command::back(shares, at));
     }
 
-    /// Refusals of keys that units go back to.
+    /// Forgets the refusals of keys that units go back to.
     fn forget(&mut self, shares: &[Share]) {
         for share in shares {
             if let Some(key) = self.keys.get(share) {
@@ -393,9 +392,9 @@ impl Keys {
         }
     }
 
-    /// Corrects what is counted of shares, by their place, to what was used. It is answered when all replies are in.
+    /// Corrects what is counted of shares, by index, to what was used. It is answered when all replies are in.
     ///
-    /// What goes back is forgotten before it is sent: it is not sent again.
+    /// What goes back is forgotten before it is sent, so it is never sent twice.
     pub fn settle(&mut self, id: RequestId, used: impl IntoIterator<Item = (usize, i64)>) -> Step {
         if let Some(request) = self.requests.get_mut(&id) {
             request.then.extend(used);
@@ -417,7 +416,7 @@ impl Keys {
             let noted = &mut request.shares[place];
             let slot = slot_of(is_cluster, &noted.share.key);
             let mut more = units - noted.units();
-            // What is left of it does not go back to the lease.
+            // After a correction, the rest does not return to the lease.
             noted.is_leased &= more == 0;
             // The newest go back first.
             while more < 0
@@ -470,7 +469,7 @@ impl Keys {
         }
         let (is_in, gives_back) = (request.settling == 0, request.gives_back);
         if gives_back {
-            // It was refused further in meanwhile.
+            // The request was refused further in while it was settled.
             self.give_back_counted(id);
         }
         if let Some(request) = self.requests.get_mut(&id).filter(|_| is_in) {
@@ -484,7 +483,7 @@ impl Keys {
         self.remove_if_left(id);
     }
 
-    /// From now on. If there are too many keys, another leaves, and its lease goes back.
+    /// Remembers a key. If there are too many, another is forgotten, and its lease goes back.
     fn remembered(&mut self, share: &Share) {
         if let Some(oldest) = self.keys.remember(share, self.now) {
             self.end_lease(&oldest);
@@ -503,7 +502,7 @@ impl Keys {
         }
     }
 
-    /// Gives back what is left of the lease of this time beyond `kept`.
+    /// Gives back what is left beyond `kept` of the lease that was counted at this time.
     fn give_back_beyond(&mut self, share: &Share, at: SystemTime, kept: u64) {
         let lease = self.keys.get(share).and_then(|key| key.lease.as_mut());
         if let Some(lease) = lease.filter(|lease| lease.at == at && lease.left > kept) {
@@ -531,7 +530,7 @@ impl Keys {
         self.ends.peek().map(|Reverse((ends, _))| *ends)
     }
 
-    /// Gives back all leases. From now on nothing is leased.
+    /// Gives back all leases. Nothing is leased any more.
     pub fn close(&mut self) -> Step {
         self.is_closed = true;
         self.keys.all().iter().for_each(|share| self.end_lease(share));
@@ -540,15 +539,15 @@ impl Keys {
     }
 }
 
-/// Only keys of one slot can be asked for in one command. On one server all keys are in one.
+/// The slot of a key: only keys of one slot can be asked for in one command. A single server counts as one slot.
 fn slot_of(is_cluster: bool, key: &[u8]) -> u16 {
     if is_cluster { slot(key) } else { 0 }
 }
 
-/// A slot, and as of when units go back.
+/// A slot, and as of when units go back; `None` if more are counted.
 type Change = (u16, Option<SystemTime>);
 
-/// What belongs to this, in the order in which it came.
+/// The value of a key, which is added if it is new. A list keeps the order, and is short.
 fn place_of<K: PartialEq, V: Default>(all: &mut Vec<(K, V)>, key: K) -> &mut V {
     let place = all.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
         all.push((key, V::default()));

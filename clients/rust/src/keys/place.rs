@@ -1,76 +1,74 @@
 //! A place in flight: what a block of code holds while it runs.
 
-/// A place, from its asking to its end. It names requests; a driver sends them, and gives back what each of them took.
+/// A place, from its first request to its end. It says what to ask for and what to give back.
 ///
-/// It takes before it gives back, so a renewal never leaves the place to others. Times are milliseconds of a clock that
-/// never runs back.
+/// A renewal takes before it gives back, so the place is never free for others in between. Times are milliseconds of a clock
+/// that never runs back.
 #[derive(Clone, Debug)]
 pub struct Place {
     for_ms: u64,
     state: State,
-    /// When the newest request was asked.
+    /// When the newest request was sent.
     asked: u64,
-    /// When it is renewed next.
+    /// When it is to be renewed.
     due: u64,
-    /// When the server may have forgotten it.
+    /// When others may have it, if it is not renewed before.
     over_at: u64,
-    /// Whether that was told.
+    /// Whether [`Say::Late`] was said of that.
     is_late: bool,
 }
 
-/// Where a place is between its asking and its end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
-    /// Its request is on its way.
+    /// It is asked for.
     Asked,
-    /// The same, and the block has ended.
+    /// It is asked for, and the block of code has ended.
     Gone,
     /// It is held.
     Held,
-    /// It is held, and a second request is on its way, by which it is held next.
+    /// It is held and asked for again.
     Renewing,
-    /// The same, and the block has ended.
+    /// It is held and asked for again, and the block of code has ended.
     Ending,
-    /// It was refused, or went back.
+    /// It was refused, or given back.
     Over,
 }
 
-/// What happens to a place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// The newest request took a unit.
     Taken,
-    /// It was refused.
+    /// The newest request was refused.
     Refused,
-    /// It failed; the unit may be counted nevertheless, until `for` is over.
+    /// The newest request failed. Its unit may be counted nevertheless, until the time of a place is over.
     Failed,
     /// Time has passed.
     Tick,
-    /// The block ends.
+    /// The block of code has ended.
     End,
 }
 
-/// What follows.
+/// What a place wants done.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Say {
-    /// Ask for another unit, whatever the limit.
+    /// Ask for another unit, with the largest limit there is.
     Take,
     /// Give back what the request before the newest took, or the only one.
     GiveBackOld,
     /// Give back what the newest request took.
     GiveBackNew,
-    /// Tell that the place was not renewed in time: others may have it by now.
+    /// Tell the hook that the place was not renewed in time, so that others may have it.
     Late,
 }
 
 impl Place {
-    /// It is asked for now, to last for so long if it is not renewed.
+    /// A place that is asked for now, and lasts for `for_ms` if it is not renewed.
     #[must_use]
     pub fn new(for_ms: u64, now: u64) -> Place {
         Place { for_ms, state: State::Asked, asked: now, due: 0, over_at: 0, is_late: false }
     }
 
-    /// What follows from an event, in this order.
+    /// What to do after an event, in this order.
     pub fn happens(&mut self, event: Event, now: u64) -> Vec<Say> {
         use Event::{End, Failed, Refused, Taken, Tick};
         use State::{Asked, Ending, Gone, Held, Over, Renewing};
@@ -95,7 +93,7 @@ impl Place {
         says
     }
 
-    /// By the newest request.
+    /// Holds the place by the newest request.
     fn hold(&mut self) -> State {
         self.due = self.asked + (self.for_ms / 3).max(1);
         (self.over_at, self.is_late) = (self.asked + self.for_ms, false);
@@ -125,13 +123,12 @@ impl Place {
         renewed.into_iter().chain(late).min()
     }
 
-    /// Where it is.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Whether it was told that others may have it.
+    /// Whether others may have it.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.is_late

@@ -1,4 +1,4 @@
-//! What a request takes of each key.
+//! The state of a request: what is decided and counted of each of its shares.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,31 +9,32 @@ use super::key::Key;
 use super::share::{Share, longest_wait};
 use crate::commands::Verdict;
 
-/// A request: shares that are taken together, all or nothing.
+/// A request: shares of which all are taken, or none.
 #[derive(Debug)]
 pub(super) struct Request {
     pub shares: Vec<Noted>,
     pub at: Option<SystemTime>,
-    /// Shares that are not answered yet.
+    /// The number of shares that are not decided yet.
     pub missing: usize,
     pub error: Option<RedisError>,
-    /// Whether what it took goes back, and what comes.
+    /// Whether all that it took and will take goes back.
     pub gives_back: bool,
-    /// Replies that are to come of its settling, and what is to be settled after that.
+    /// The number of replies that are due to commands that settle it.
     pub settling: usize,
+    /// What is settled after those replies: indices of shares, and units that were used.
     pub then: Vec<(usize, i64)>,
-    /// Whether nobody settles it any more.
+    /// Whether it is forgotten as soon as all replies are in.
     pub is_left: bool,
 }
 
-/// What is noted of one share of a request.
+/// A share, and what is known of it.
 #[derive(Debug)]
 pub(super) struct Noted {
     pub share: Share,
     pub rows: Option<Vec<Verdict>>,
-    /// The units that are counted, by when they were, the newest last.
+    /// The units that are counted, each with its time, the newest last.
     pub counted: Vec<(SystemTime, i64)>,
-    /// Whether they are of the lease that was counted then.
+    /// Whether a lease handed them out.
     pub is_leased: bool,
 }
 
@@ -60,7 +61,7 @@ impl Request {
         }
     }
 
-    /// A share is answered, and so many units of it are counted.
+    /// Notes the decision on a share, and the units that are counted as of `at`.
     pub fn note(&mut self, place: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
         let noted = &mut self.shares[place];
         noted.rows = Some(rows);
@@ -69,7 +70,7 @@ impl Request {
         self.missing -= 1;
     }
 
-    /// Whether the lease of the key serves a share.
+    /// Serves a share from the lease of its key, if that has enough.
     pub fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
         key.serves(now, self.shares[place].share.cost) && self.serve(now, place, key)
     }
@@ -83,7 +84,7 @@ impl Request {
         true
     }
 
-    /// Of the shares that are answered. A refused request costs nothing: the figures are those without it.
+    /// The answer by the shares that are decided. A refused request costs nothing, and its figures are those without it.
     pub fn answer(&self) -> Answer {
         let waits: Vec<_> =
             self.shares.iter().filter_map(|noted| longest_wait(noted.rows.as_deref()?)).collect();

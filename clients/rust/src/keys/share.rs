@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::commands::{Algorithm, Quota, Verdict};
 
-/// How a key is counted, and how many units of it are leased.
+/// How a key is counted and leased.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub(crate) algorithm: Algorithm,
@@ -15,12 +15,12 @@ pub struct Rules {
     pub(crate) lease: Duration,
     /// The largest lease.
     pub(crate) units: u64,
-    /// Algorithm and quotas: a key is remembered by them and its name.
+    /// Algorithm and quotas as bytes. A key is remembered by them and its name.
     pub(super) tag: Vec<u8>,
 }
 
 impl Rules {
-    /// Leases of at most `units` last for `lease`, or for a twentieth of the shortest window if that is less.
+    /// Leases have at most `units`, and last for `lease`, at most for a twentieth of the shortest window.
     #[must_use]
     pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration, units: u64) -> Rules {
         let words = quotas.iter().map(|quota| format!("{algorithm:?}{quota}")).collect::<Vec<_>>();
@@ -50,18 +50,15 @@ impl Rules {
 /// What a request asks of one key.
 #[derive(Clone, Debug)]
 pub struct Share {
-    /// The key.
     pub key: Arc<[u8]>,
-    /// How it is counted.
     pub rules: Arc<Rules>,
-    /// Units.
     pub cost: i64,
 }
 
 /// Names a request of this process.
 pub type RequestId = u64;
 
-/// Of rows that refuse; some none if no wait helps, none if none refuses.
+/// The longest wait of the rows that refuse. `None` if none refuses, `Some(None)` if no wait helps.
 pub(super) fn longest_wait(rows: &[Verdict]) -> Option<Option<Duration>> {
     let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after.unwrap_or(Duration::MAX));
     waits.max().map(|wait| Some(wait).filter(|wait| *wait < Duration::MAX))

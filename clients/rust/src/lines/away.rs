@@ -1,12 +1,12 @@
-//! Whether a server is asked.
+//! Whether a server is asked, or known to be away.
 
 /// How long after a probe the next one may be sent.
 const PROBE_MS: u64 = 250;
-/// Probes in a row that are answered in time until a server is back: at a round trip of about the timeout one may be
-/// by chance.
+/// A server is back after this many probes in a row were answered in time. If a round trip takes about the timeout, a single
+/// one may be by chance.
 const ANSWERED: u32 = 2;
 
-/// A server as requests know it: while it is away they are told at once, and probes find out when it is back.
+/// Whether a server is away. While it is, requests fail at once, and probes find out when it is back.
 ///
 /// Times are milliseconds of a clock that never runs back.
 #[derive(Clone, Debug, Default)]
@@ -19,19 +19,19 @@ struct Since {
     answered: u32,
 }
 
-/// What becomes of a request.
+/// What to do with a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ask {
-    /// It is asked.
+    /// Send it.
     Ask,
-    /// It is told at once that the server is away.
+    /// Fail it at once: the server is away.
     Away,
-    /// The same, and a probe is sent: what it would have sent, at cost 0.
+    /// Fail it at once, and send its command at cost 0 to find out whether the server is back.
     Probe,
 }
 
 impl Away {
-    /// A request that was asked could not be answered. Tells whether that is news.
+    /// A request got no decision. Returns whether the server is away from now on.
     pub fn failed(&mut self, now: u64) -> bool {
         let is_news = self.0.is_none();
         self.0.get_or_insert(Since { next_probe: now, answered: 0 });
@@ -50,7 +50,7 @@ impl Away {
         }
     }
 
-    /// A probe was answered or not. Tells whether the server is back by that.
+    /// A probe was answered or not. Returns whether the server is back from now on.
     pub fn probed(&mut self, is_answered: bool) -> bool {
         let Some(since) = &mut self.0 else { return false };
         since.answered = if is_answered { since.answered + 1 } else { 0 };

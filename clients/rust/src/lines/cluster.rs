@@ -1,4 +1,4 @@
-//! The nodes of a cluster, each asked by itself.
+//! A cluster: a connection to each node, and which node has a slot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -15,13 +15,12 @@ use tokio::time::sleep;
 use super::link::{ENDED, Link, io_error};
 use crate::locked;
 
-/// How often a command is sent that no node has carried out, and how long it waits in between.
+/// A command that no node has carried out yet is sent at most this often, with this pause.
 const TRIES: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(10);
-/// Known nodes that are asked at once for the slots.
+/// At most this many connected nodes are asked for the slots at once.
 const ASKED_FOR_SLOTS: usize = 5;
 
-/// A connection to each node, and which of them has a slot.
 pub(crate) struct Cluster {
     nodes: Arc<Nodes>,
     slots: Link<Arc<Slots>>,
@@ -36,7 +35,7 @@ struct Nodes {
 
 /// A host and a port.
 pub(crate) type Address = (String, u16);
-/// The last slot of each range, and its node.
+/// The node of each range of slots, by the last slot of the range.
 type Slots = BTreeMap<u16, Address>;
 
 impl Cluster {
@@ -55,7 +54,7 @@ impl Cluster {
         self.find(slot).await.map(|(_, node)| node)
     }
 
-    /// What a node has not carried out, since the key is elsewhere or on its way, is sent to the node that has it.
+    /// The reply to a command. It follows redirections: a node that redirects a command has not carried it out.
     pub async fn ask(&self, slot: u16, command: &Cmd) -> RedisResult<Value> {
         let (mut slots, mut to) = self.find(slot).await?;
         for _ in 0..TRIES {
@@ -94,7 +93,7 @@ impl Cluster {
         Ok((slots, node))
     }
 
-    /// Has the nodes asked for their slots anew.
+    /// Makes the next command ask for the slots again, unless that has happened since `old`.
     fn forget(&self, old: &Arc<Slots>) {
         self.slots.forget_made(|slots| Arc::ptr_eq(slots, old));
     }
@@ -119,12 +118,12 @@ impl Nodes {
         links.entry(node.clone()).or_insert(link).clone()
     }
 
-    /// What the first node says that answers: some that are known, and those that were named.
+    /// The slots as the first node that answers tells them, of some that are connected and those that the application named.
     async fn slots(&self) -> RedisResult<Slots> {
         let mut nodes: Vec<Address> = {
             let links = locked(&self.links);
-            let well = links.iter().filter(|(_, link)| !link.is_lost());
-            well.map(|(node, _)| node.clone()).take(ASKED_FOR_SLOTS).collect()
+            let up = links.iter().filter(|(_, link)| link.is_up());
+            up.map(|(node, _)| node.clone()).take(ASKED_FOR_SLOTS).collect()
         };
         nodes.extend(self.seeds.iter().filter_map(|seed| match seed.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -146,7 +145,7 @@ impl Nodes {
         while let Some(answered) = asked.join_next().await {
             match answered.unwrap_or_else(|_| Err(io_error(ENDED))) {
                 Ok(slots) if !slots.is_empty() => {
-                    // What others answer is waited for: their lines are told of each reply.
+                    // The other tasks go on, so that their connections learn of the replies and are not taken for silent.
                     asked.detach_all();
                     return Ok(slots);
                 }
@@ -158,7 +157,7 @@ impl Nodes {
     }
 }
 
-/// Of each range: its first and last slot, then nodes, the master first, each as an address, a port, and more.
+/// Reads `CLUSTER SLOTS`: the first and last slot of each range, then its nodes, the master first, as host, port, and more.
 fn read_slots(reply: Value, asked: &str) -> RedisResult<Slots> {
     let ranges: Vec<Vec<Value>> = from_redis_value(reply)?;
     let range = |range: Vec<Value>| -> Option<(u16, Address)> {
@@ -173,12 +172,12 @@ fn read_slots(reply: Value, asked: &str) -> RedisResult<Slots> {
     Ok(ranges.into_iter().filter_map(range).collect())
 }
 
-/// A node that does not know how it is reached names no host: it is the one that was asked.
+/// A node that does not know its own host names none: it is the one that was asked.
 fn host_or(host: String, asked: &str) -> String {
     if host.is_empty() || host == "?" { asked.to_owned() } else { host }
 }
 
-/// As an error names it.
+/// Reads the address in a redirection.
 fn address(text: &str, asked: &str) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     Some((host_or(host.to_owned(), asked), port.parse().ok()?))

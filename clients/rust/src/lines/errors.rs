@@ -2,12 +2,11 @@
 
 use redis::{ErrorKind, RedisError};
 
-/// An error reply that is a state of the server rather than the request's own.
+/// An error reply that tells of a state of the server, rather than of a mistake in the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// How the reply begins.
+    /// The beginning of the reply.
     pub starts: &'static str,
-    /// What it says about the server.
     pub means: Means,
     /// What a person can do.
     pub log: &'static str,
@@ -16,17 +15,17 @@ pub struct Known {
 /// What an error reply says about a server.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Means {
-    /// It is not the one to ask: another may be behind the same address by now.
+    /// It cannot be asked, but another server may be behind the same address by now.
     Elsewhere,
-    /// It refuses this package.
+    /// It refuses the client, or the module is missing.
     Refused,
-    /// It cannot count at present.
+    /// It cannot write at present.
     Cannot,
 }
 
 use Means::{Cannot, Elsewhere, Refused};
 
-/// The table of `clients/errors.json`. The first that fits counts.
+/// The table of `clients/errors.json`. The first entry that fits counts.
 #[rustfmt::skip]
 pub const ERRORS: &[Known] = &[
     Known { starts: "READONLY", means: Elsewhere, log: "this server is a replica: use an address that follows the master, or Sentinel" },
@@ -55,18 +54,18 @@ pub(crate) fn is_reply(error: &RedisError) -> bool {
     error.code().is_some()
 }
 
-/// What an error says about the server; none if it is the request's own, or no reply.
+/// The entry for an error. `None` if it is a mistake in the request, or no reply.
 #[must_use]
 pub fn known(error: &RedisError) -> Option<&'static Known> {
     let reply = match (error.kind(), error.code()) {
-        // What redis-rs makes of a refused password.
+        // redis-rs replaces the reply to a refused password by this error.
         (ErrorKind::AuthenticationFailed, None) => "WRONGPASS".to_owned(),
         (_, code) => format!("{} {}", code?, error.detail().unwrap_or_default()),
     };
     ERRORS.iter().find(|known| reply.starts_with(known.starts))
 }
 
-/// Whether Redis is away by this error: it says so, or there was no reply.
+/// Whether an error means that Redis is away: there was no reply, or one of the table.
 pub(crate) fn is_away(error: &RedisError) -> bool {
     !is_reply(error) || known(error).is_some()
 }

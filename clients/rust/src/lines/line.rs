@@ -4,7 +4,7 @@ use super::errors::Means;
 
 /// Ticks in a timeout.
 pub const TICKS: u32 = 20;
-/// Timeouts in which a new line may come up: that is several round trips.
+/// A new connection may take this many timeouts to come up: its handshake has several round trips.
 const CONNECTING: u32 = 5;
 
 /// A connection, from its making to its end.
@@ -14,33 +14,33 @@ const CONNECTING: u32 = 5;
 #[derive(Clone, Debug, Default)]
 pub struct Line {
     is_up: bool,
-    /// Replies that are to come.
+    /// The number of replies that are due.
     due: usize,
-    /// Ticks since something was heard.
+    /// Ticks without a reply, while one is due or the connection is being made.
     silent: u32,
     state: State,
 }
 
-/// What the owner of a line does next. One that is over stays so: what was due has failed, and the connection is closed.
+/// Whether the connection is kept. A line that is over stays so: what was due has failed, and the connection is closed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum State {
-    /// Keeps it.
+    /// It is kept.
     #[default]
     GoOn,
-    /// It is over: nothing was heard for too long.
+    /// It is over, since the server was silent for too long.
     Late,
-    /// It is over: the connection is lost, or leads to a server that does not decide.
+    /// It is over, since the connection is lost, or leads to a server that is not the one to ask.
     GiveUp,
 }
 
 impl Line {
-    /// It is being connected.
+    /// A connection that is being made.
     #[must_use]
     pub fn new() -> Line {
         Line::default()
     }
 
-    /// It has connected, handshake included.
+    /// The connection is made, handshake included.
     pub fn up(&mut self) -> State {
         if self.state == State::GoOn {
             (self.is_up, self.silent) = (true, 0);
@@ -48,7 +48,7 @@ impl Line {
         self.state
     }
 
-    /// A command has left, or waits for the line to come up.
+    /// A command was sent, or waits for the connection to be made.
     pub fn sent(&mut self) -> State {
         if self.state == State::GoOn {
             self.silent = if self.due == 0 { 0 } else { self.silent };
@@ -57,7 +57,7 @@ impl Line {
         self.state
     }
 
-    /// The oldest reply that was due came in, with what its error means for the server.
+    /// A reply was received, with what it means for the server if it is an error of the table.
     pub fn replied(&mut self, means: Option<Means>) -> State {
         if self.state == State::GoOn {
             (self.due, self.silent) = (self.due.saturating_sub(1), 0);
@@ -72,7 +72,7 @@ impl Line {
     pub fn tick(&mut self) -> State {
         if self.state == State::GoOn && self.is_ticking() {
             self.silent += 1;
-            // The first tick may have begun before the command left.
+            // More than that many ticks, since the first may have begun before the command was sent.
             let timeouts = if self.is_up { 1 } else { CONNECTING };
             if self.silent > timeouts * TICKS {
                 self.state = State::Late;

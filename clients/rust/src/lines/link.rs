@@ -1,9 +1,8 @@
-//! A connection that is made when it is needed, and given up when its line says so.
+//! A connection that is made when it is needed, and given up when its [`Line`] says so.
 
 use std::future::{Future, pending};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -11,23 +10,28 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::yield_now;
+use tokio::time::sleep;
 
 use super::errors::{is_reply, known};
-use super::line::{Line, State};
-use super::ticker::{self, Ticks};
+use super::line::{Line, State, TICKS};
 use crate::locked;
+
+/// How often other tasks may run before a tick is told.
+///
+/// tokio runs the task of a timer ahead of thousands that are ready, and one of the last may be about to read a reply. Before
+/// a line is late, a thread has run some 24,000 other tasks, or was idle and took tasks of busy threads.
+const LAPS: u32 = 20;
 
 pub(crate) const ENDED: &str = "the runtime that asked has ended";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What is made when it is needed, and again when it is over: a connection, or the table of a cluster's slots.
+/// Makes a connection when it is needed, and a new one when that is over; also the table of a cluster's slots.
 pub(crate) struct Link<T> {
     timeout: Duration,
     make: Box<dyn Fn() -> BoxFuture<RedisResult<T>> + Send + Sync>,
     life: Mutex<Option<Arc<Life<T>>>>,
-    /// Whether nothing was heard since the last one ended.
-    is_lost: AtomicBool,
 }
 
 /// One connection, from its making to its end.
@@ -38,7 +42,7 @@ struct Life<T> {
     line: Mutex<Ticked>,
 }
 
-/// A line, and whether a timer tells it ticks.
+/// A line, and whether a task tells it ticks.
 #[derive(Default)]
 struct Ticked {
     line: Line,
@@ -58,10 +62,10 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         F: Future<Output = RedisResult<T>> + Send + 'static,
     {
         let make = Box::new(move || -> BoxFuture<_> { Box::pin(make()) });
-        Link { timeout, make, life: Mutex::default(), is_lost: AtomicBool::new(false) }
+        Link { timeout, make, life: Mutex::default() }
     }
 
-    /// The one that is there, or a new one.
+    /// The current connection, or a new one.
     fn life(&self) -> RedisResult<Arc<Life<T>>> {
         let mut life = locked(&self.life);
         if let Some(life) = life.as_ref().filter(|life| !life.stage.borrow().is_over()) {
@@ -75,18 +79,18 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         Ok(life.insert(new).clone())
     }
 
-    /// Whether nothing was heard since the last one ended.
-    pub fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
+    /// Whether there is a connection.
+    pub fn is_up(&self) -> bool {
+        locked(&self.life).as_ref().is_some_and(|life| matches!(*life.stage.borrow(), Stage::Made(_)))
     }
 
-    /// Has the next requests use a new one, if the one that there is has made something of which this is true.
+    /// Makes the next request use a new connection, if `is_old` is true of the current one.
     pub fn forget_made(&self, is_old: impl Fn(&T) -> bool) {
         let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Stage::Made(made) if is_old(made));
         locked(&self.life).take_if(|life| is_old(life));
     }
 
-    /// What `send` answers, or why it does not.
+    /// The reply that `send` receives on the connection, or the error with which that ends.
     pub async fn by<R, F>(&self, send: impl FnOnce(T) -> F) -> RedisResult<R>
     where
         F: Future<Output = RedisResult<R>>,
@@ -109,11 +113,10 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
             Err(error) => life.happens(|line| line.replied(known(error).map(|known| known.means))),
             Ok(_) => life.happens(|line| line.replied(None)),
         };
-        self.is_lost.store(state != State::GoOn, Ordering::Relaxed);
         if let (State::GiveUp, Err(error)) = (state, &reply) {
-            // To others it is no reply: what they sent may have been carried out, and is not sent again.
+            // The error reply is this request's alone. The others got no reply, and may have been carried out.
             let why = if is_reply(error) { given_up(error) } else { error.clone() };
-            life.end(&why);
+            life.begin(Stage::Over(why));
         }
         reply
     }
@@ -125,7 +128,7 @@ impl<T> Stage<T> {
     }
 }
 
-/// Why it is over, as soon as it is.
+/// Waits until the connection is over, and returns why.
 async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
     match stage.wait_for(Stage::is_over).await.as_deref() {
         Ok(Stage::Over(why)) => why.clone(),
@@ -134,20 +137,20 @@ async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
 }
 
 impl<T> Life<T> {
-    /// What was due fails for this reason, unless it is over already.
-    fn end(&self, error: &RedisError) {
+    /// Begins a stage, unless the connection is over. When it ends, all that is due fails with the error.
+    fn begin(&self, next: Stage<T>) {
         self.stage.send_if_modified(|stage| {
-            let is_news = !stage.is_over();
-            if is_news {
-                *stage = Stage::Over(error.clone());
+            let goes_on = !stage.is_over();
+            if goes_on {
+                *stage = next;
             }
-            is_news
+            goes_on
         });
     }
 }
 
 impl<T: Send + Sync + 'static> Life<T> {
-    /// Tells the line, and the timer if ticks count from now on.
+    /// Tells the line of an event, and starts the task for its ticks if they count from now on.
     fn happens(self: &Arc<Self>, event: impl FnOnce(&mut Line) -> State) -> State {
         let (state, starts) = {
             let Ticked { line, is_told } = &mut *locked(&self.line);
@@ -157,14 +160,12 @@ impl<T: Send + Sync + 'static> Life<T> {
             (state, starts)
         };
         if starts {
-            let line: Weak<Self> = Arc::downgrade(self);
-            ticker::start(&self.runtime, self.timeout, line);
+            self.runtime.spawn(tick(Arc::downgrade(self), self.timeout));
         }
         state
     }
-}
 
-impl<T: Send + Sync> Ticks for Life<T> {
+    /// Tells the line that a tick has passed. Returns whether more count.
     fn tick(&self) -> bool {
         let (state, is_ticking) = {
             let Ticked { line, is_told } = &mut *locked(&self.line);
@@ -174,24 +175,37 @@ impl<T: Send + Sync> Ticks for Life<T> {
         };
         if state == State::Late {
             let late = format!("no answer in {:?}", self.timeout);
-            self.end(&io::Error::new(io::ErrorKind::TimedOut, late).into());
+            self.begin(Stage::Over(io::Error::new(io::ErrorKind::TimedOut, late).into()));
         }
         is_ticking
     }
 }
 
-/// Ends a connection with its runtime.
+/// Tells a line ticks until no more count. It sleeps anew after each, so a tick that comes late counts once.
+async fn tick<T: Send + Sync + 'static>(life: Weak<Life<T>>, timeout: Duration) {
+    loop {
+        sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
+        for _ in 0..LAPS {
+            yield_now().await;
+        }
+        if !life.upgrade().is_some_and(|life| life.tick()) {
+            return;
+        }
+    }
+}
+
+/// Ends a connection when its runtime ends, and so drops the task that keeps it.
 struct Keeper<T>(Weak<Life<T>>);
 
 impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
         if let Some(life) = self.0.upgrade() {
-            life.end(&io_error(ENDED));
+            life.begin(Stage::Over(io_error(ENDED)));
         }
     }
 }
 
-/// Makes a connection, and is there until it is over.
+/// Makes a connection, and waits until it is over.
 async fn keep<T: Send + Sync + 'static>(
     life: Keeper<T>,
     making: BoxFuture<RedisResult<T>>,
@@ -206,17 +220,11 @@ async fn keep<T: Send + Sync + 'static>(
         match made {
             Ok(made) => {
                 life.happens(Line::up);
-                life.stage.send_if_modified(|stage| {
-                    let is_making = matches!(stage, Stage::Making);
-                    if is_making {
-                        *stage = Stage::Made(made);
-                    }
-                    is_making
-                });
+                life.begin(Stage::Made(made));
             }
             Err(error) => {
                 life.happens(Line::closed);
-                life.end(&error);
+                life.begin(Stage::Over(error));
             }
         }
     }
@@ -224,7 +232,7 @@ async fn keep<T: Send + Sync + 'static>(
 }
 
 impl Link<MultiplexedConnection> {
-    /// Connections to the server of this client.
+    /// A link to the server that `client` names each time.
     pub fn to<F>(
         timeout: Duration,
         config: AsyncConnectionConfig,
@@ -252,7 +260,7 @@ impl Link<MultiplexedConnection> {
         })
     }
 
-    /// The reply to a command; if `asking`, from a node that is about to get its slot.
+    /// The reply to a command. With `asking` from a node that is importing its slot.
     pub async fn ask(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
         self.by(async |mut connection| {
             if !asking {
@@ -267,8 +275,8 @@ impl Link<MultiplexedConnection> {
     }
 }
 
-/// Why a server hangs up, as on a client too many: it says so in place of the first reply. redis-rs tells that if it
-/// awaits no second one.
+/// The error with which a server hangs up on a new connection, as when it has too many: it is sent in place of the first
+/// reply. redis-rs returns it only if its handshake has a single command.
 async fn last_words(client: Client, config: &AsyncConnectionConfig) -> Option<RedisError> {
     let info = client.get_connection_info().clone();
     let hello = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3).set_db(0);

@@ -1,6 +1,6 @@
-//! Connections, and what is known of them and of servers.
+//! Connections, and whether their servers are away.
 //!
-//! Pure are [`Line`] and [`Away`]: they are told what happens, and say what follows. `clients/README.md` has the rules,
+//! [`Line`] and [`Away`] are pure: they are told what happens, and say what follows. `clients/porting.md` has the rules,
 //! `clients/errors.json` the errors, `clients/histories.json` random histories.
 
 mod away;
@@ -9,7 +9,6 @@ mod errors;
 mod line;
 mod link;
 mod server;
-mod ticker;
 
 pub use away::{Ask, Away};
 pub(crate) use cluster::Address;

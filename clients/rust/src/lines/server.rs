@@ -1,4 +1,4 @@
-//! The server or cluster that guards and leases ask.
+//! The server or cluster that guards, leases and places ask.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::cluster::{Address, Cluster};
 use super::link::Link;
 use crate::commands::{Clock, slot};
 
-/// The longest timeout, in place of any longer one: so no time overflows.
+/// The longest timeout. A longer one is cut to it, so that no time overflows.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
-/// The server or cluster that a guard or leases ask, on connections of their own. Clones share them.
+/// The server or cluster that guards, leases and places ask, on connections of their own. Clones share them.
 ///
-/// One is made when it is needed, and anew when it breaks or says nothing for the timeout while answers are due; of a
-/// cluster, each node's by itself. No command is sent twice: what was lost with a connection has failed.
+/// A connection is made when it is needed, one to each node of a cluster, and again when it breaks or is silent for the
+/// timeout while replies are due. No command is sent twice: what was lost with a connection has failed.
 #[derive(Clone)]
 #[must_use]
 pub struct Redis {
@@ -43,7 +43,7 @@ impl From<Client> for Redis {
     }
 }
 
-/// Keys in memory, which answer at once and never are away.
+/// The limiter in this process, which is never away.
 #[cfg(feature = "memory")]
 impl From<crate::MemoryLimiter> for Redis {
     fn from(memory: crate::MemoryLimiter) -> Redis {
@@ -52,7 +52,7 @@ impl From<crate::MemoryLimiter> for Redis {
 }
 
 impl Redis {
-    /// The server that a function names, each time that a connection is made: that of a `SentinelClient`, say.
+    /// The server that a function names each time that a connection is made, as that of a `SentinelClient`.
     pub fn by<F>(client: impl Fn() -> F + Send + Sync + 'static) -> Redis
     where
         F: Future<Output = RedisResult<Client>> + Send + 'static,
@@ -64,11 +64,11 @@ impl Redis {
         })
     }
 
-    /// A cluster, by some of its nodes. All nodes are reached as the first of these: its user, password and TLS.
+    /// A cluster, by some of its nodes. The user, password and TLS of the first are used for all nodes.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// If `nodes` is empty.
     pub fn cluster(nodes: impl IntoIterator<Item = Client>) -> Redis {
         let nodes: Arc<[Client]> = nodes.into_iter().collect();
         assert!(!nodes.is_empty(), "a cluster has a node");
@@ -76,7 +76,7 @@ impl Redis {
     }
 
     fn of(connect: impl Fn(AsyncConnectionConfig, Duration) -> Servers + Send + Sync + 'static) -> Redis {
-        // The timeouts of redis-rs are timers of this process.
+        // The timeouts of redis-rs would also count time in which this process is busy.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let timeout = Duration::from_millis(100);
         let servers = Arc::new(connect(config.clone(), timeout));
@@ -87,21 +87,19 @@ impl Redis {
         Redis { servers: Arc::new((self.connect)(self.config.clone(), self.timeout)), ..self }
     }
 
-    /// How long a connection may be silent while answers are due: 100 ms if nothing is said. To connect may take five
-    /// times as long.
-    ///
-    /// That is the server's time, not this process's: a runtime that was busy for longer reads what has arrived first.
+    /// How long a connection may be silent while replies are due: 100 ms if this is not called. To connect may take five
+    /// times as long. Time in which this process is busy does not count.
     ///
     /// # Panics
     ///
-    /// If it is 0: then no reply could come in time.
+    /// If it is 0.
     pub fn timeout(self, timeout: Duration) -> Redis {
         assert!(!timeout.is_zero(), "a timeout must be above 0");
         let timeout = timeout.min(LONGEST);
         if timeout == self.timeout { self } else { Redis { timeout, ..self }.anew() }
     }
 
-    /// Settings of redis-rs for the connections, such as a credentials provider. Its timeouts are not used.
+    /// Settings of redis-rs for the connections, such as a credentials provider. Their timeouts are not used.
     pub fn config(self, config: AsyncConnectionConfig) -> Redis {
         let config = config.set_connection_timeout(None).set_response_timeout(None);
         Redis { config, ..self }.anew()
@@ -116,7 +114,7 @@ impl Redis {
         matches!(*self.servers, Servers::Cluster(_))
     }
 
-    /// By which it decides; none if that is a server's own.
+    /// The clock of a limiter in this process.
     pub(crate) fn clock(&self) -> Clock {
         match &*self.servers {
             #[cfg(feature = "memory")]
@@ -128,7 +126,7 @@ impl Redis {
         }
     }
 
-    /// The node of a cluster that has a key; none of one server.
+    /// The node of a cluster that has a key. `None` for a single server.
     pub(crate) async fn node(&self, key: &[u8]) -> RedisResult<Option<Address>> {
         match &*self.servers {
             Servers::Cluster(cluster) => cluster.node(slot(key)).await.map(Some),
