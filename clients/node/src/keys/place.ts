@@ -1,5 +1,5 @@
 // A place of a key, which a block of code holds. Pure: told of time and events, it says what to do. The rules are those of
-// clients/README.md.
+// clients/porting.md.
 
 /**
  * What follows: a unit is asked for; that which holds the place, or that which was asked for last, is given back; or the
@@ -18,7 +18,7 @@ export class Place {
   #askedMs: number;
   #renewMs = Infinity;
   #overMs = Infinity;
-  #isLateTold = false;
+  #isLate = false;
 
   constructor(forMs: number, nowMs: number) {
     this.#forMs = forMs;
@@ -56,8 +56,8 @@ export class Place {
 
   tick(nowMs: number): Says[] {
     const says: Says[] = [];
-    if (this.isLate(nowMs) && !this.#isLateTold) {
-      this.#isLateTold = true;
+    if (!this.#isLate && this.isLate(nowMs)) {
+      this.#isLate = true;
       says.push("late");
     }
     if (this.state === "held" && nowMs >= this.#renewMs) {
@@ -73,13 +73,13 @@ export class Place {
     if (!this.#isHeld) return Infinity;
     return Math.min(
       this.state === "held" ? this.#renewMs : Infinity,
-      this.#isLateTold ? Infinity : this.#overMs,
+      this.#isLate ? Infinity : this.#overMs,
     );
   }
 
-  /** Whether it has not been renewed for so long that another may hold it by now. */
+  /** Whether it was ever not renewed for so long that another may have held it since. */
   isLate(nowMs: number): boolean {
-    return this.#isHeld && nowMs >= this.#overMs;
+    return this.#isLate || (this.#isHeld && nowMs >= this.#overMs);
   }
 
   get #isHeld(): boolean {
@@ -90,7 +90,6 @@ export class Place {
     this.state = "held";
     this.#renewMs = this.#askedMs + part(this.#forMs, 3);
     this.#overMs = this.#askedMs + this.#forMs;
-    this.#isLateTold = false;
   }
 
   #over(...says: Says[]): Says[] {

@@ -183,7 +183,7 @@ impl Hold {
         let _ = self.keeper.await;
     }
 
-    /// Whether the place could not be renewed in time, so that others may have it by now.
+    /// Whether the place was ever not renewed in time: others may have it since.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.is_late.load(Ordering::Relaxed)

@@ -14,7 +14,7 @@ pub struct Place {
     due: u64,
     /// When others may have it, if it is not renewed before.
     over_at: u64,
-    /// Whether [`Say::Late`] was said of that.
+    /// Whether [`Say::Late`] was said: it stays said, since others may have it from then on.
     is_late: bool,
 }
 
@@ -96,7 +96,7 @@ impl Place {
     /// Holds the place by the newest request.
     fn hold(&mut self) -> State {
         self.due = self.asked + (self.for_ms / 3).max(1);
-        (self.over_at, self.is_late) = (self.asked + self.for_ms, false);
+        self.over_at = self.asked + self.for_ms;
         State::Held
     }
 
@@ -128,7 +128,7 @@ impl Place {
         self.state
     }
 
-    /// Whether others may have it.
+    /// Whether others may have it since it was not renewed in time.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.is_late
