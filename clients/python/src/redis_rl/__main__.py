@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
-from redis.retry import Retry
-
 from ._commands import wire
+from ._library import redis
+from ._lines.own import NO_RETRY
 
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
 """Key, algorithm, window, units used and left, and seconds until nothing is used."""
@@ -94,7 +91,7 @@ def _quotas(text: str) -> tuple[_Quota, ...]:
 
 def connect(options: argparse.Namespace) -> Any:
     """A client for the server, or for the cluster that it is of."""
-    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
+    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": NO_RETRY}
     settings = {"username": options.user, "password": options.password, **patience}
     if options.tls:
         checks = "none" if options.insecure else "required"
@@ -157,7 +154,7 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
     for node in nodes:
         try:
             node.execute_command("RL.INFO", key)
-        except ResponseError as error:
+        except redis.ResponseError as error:
             if (explained := wire.explained(error)) is not error:
                 raise explained from error
 
@@ -359,10 +356,10 @@ def main(words: list[str] | None = None) -> int:
         # As of head. Else Python complains when it closes the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except NoPermissionError as error:
+    except redis.exceptions.NoPermissionError as error:
         print(f"{error}\n{options.command} needs {_RIGHTS[options.command]}", file=sys.stderr)
         return 1
-    except (RedisError, OSError, ValueError) as error:
+    except (redis.RedisError, OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import redis
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -27,6 +26,7 @@ from ._guard.leases import asking_of, take
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads
 from ._keys import Rules
+from ._library import redis
 from ._lines.errors import is_away
 from ._lines.own import CLIENT_OPTIONS
 from .memory import MemoryLimiter

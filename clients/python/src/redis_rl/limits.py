@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any
 
-import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
@@ -27,6 +26,7 @@ from limits.storage.base import TimestampedSlidingWindow
 from ._commands import wire
 from ._commands.wire import MAX_COST, Clock, Key
 from ._guard.guard import run
+from ._library import redis
 from ._lines.loop import EachLoop, Loop, LoopLines
 from ._lines.own import CLIENT_OPTIONS, socket_timeout
 from .memory import MemoryLimiter
@@ -110,8 +110,9 @@ def _ms_until_window_ends(reset_after_ms: int, length_ms: int, current: int, pre
 
 
 def _redis_uri(uri: str) -> str:
+    """The address of the library's own storage, which takes the client library from the scheme."""
     scheme, rest = uri.split("://", 1)
-    return f"{scheme.replace('-rl', '', 1)}://{rest}"
+    return f"{scheme.replace('-rl', '', 1).replace('redis', redis.__name__)}://{rest}"
 
 
 def _of_storage(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
@@ -359,7 +360,7 @@ class _MemoryWindows(_Windows):
 
     clock: Clock
     _may_run_scripts = False
-    base_exceptions = redis.exceptions.RedisError
+    base_exceptions = redis.RedisError
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         clock = clock or _now_ms

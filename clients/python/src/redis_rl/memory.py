@@ -17,8 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import redis
-from redis.exceptions import OutOfMemoryError
+from ._library import redis
 
 __all__ = ["MemoryLimiter"]
 
@@ -105,7 +104,7 @@ class MemoryLimiter:
         # What is called takes and returns 32 bits with a sign.
         at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
         if at == 0:
-            raise OutOfMemoryError("command not allowed when this process is out of memory.")
+            raise redis.OutOfMemoryError("command not allowed when this process is out of memory.")
         self._size, self._at = size, at
 
     def close(self) -> None:
@@ -142,6 +141,6 @@ def _read(lines: Iterator[bytes]) -> Any:
     if kind == b"-":
         error = line[1:].decode(errors="replace")
         if error.startswith("OOM "):
-            raise OutOfMemoryError(error.removeprefix("OOM "))
+            raise redis.OutOfMemoryError(error.removeprefix("OOM "))
         raise redis.ResponseError(error.removeprefix("ERR "))
     return line[1:] == b"OK"

@@ -41,7 +41,7 @@ _UNREADABLE = re.compile(
     r"|syntax error|each word must have|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
     r"|.* all keys must map to the same key slot)"
 )
-NO_CLIENT = "a client of redis-py is needed"
+NO_CLIENT = "a client of redis-py or valkey-py is needed"
 
 
 def explained(error: Exception) -> Exception:

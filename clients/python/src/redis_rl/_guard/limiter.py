@@ -9,17 +9,10 @@ from functools import cached_property, partial
 from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar
 
-from redis import Redis, RedisCluster
-from redis.asyncio import Redis as AsyncRedis
-from redis.asyncio import RedisCluster as AsyncRedisCluster
-from redis.asyncio.client import Pipeline as AsyncPipeline
-from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
-from redis.client import Pipeline
-from redis.cluster import ClusterPipeline
-
 from .._commands import wire
 from .._commands.acquire import Acquisition
 from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold, Holding
 from .loops import InLoops
 from .threads import InThreads
@@ -40,10 +33,14 @@ class Client(Protocol):
 
 def check_client(client: Any) -> None:
     """Raises an error unless this is a client that replies at once."""
-    if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
+    if any(kind.__name__.endswith("Pipeline") for kind in kinds_of(client)):
         raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
     if not hasattr(client, "execute_command"):
         raise TypeError(f"{wire.NO_CLIENT}: {client!r}")
+
+
+def _is_async(client: Any) -> bool:
+    return any(".asyncio." in kind.__module__ for kind in kinds_of(client))
 
 
 class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
@@ -169,7 +166,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
 
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
-        if isinstance(client, AsyncRedis | AsyncRedisCluster):
+        if _is_async(client):
             raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
         check_client(client)
         self.client = client
@@ -239,7 +236,7 @@ class AsyncRateLimiter(
 
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
-        if isinstance(client, Redis | RedisCluster):
+        if kinds_of(client) and not _is_async(client):
             raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
         check_client(client)
         self.client = client

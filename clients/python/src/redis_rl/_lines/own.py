@@ -11,10 +11,8 @@ from inspect import signature
 from time import monotonic
 from typing import Any, TypeAlias
 
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from .._commands.wire import NO_CLIENT
+from .._library import redis
 
 Node: TypeAlias = tuple[str, int] | None
 """A node of a cluster; None is the one server that there is."""
@@ -37,11 +35,17 @@ _LIBRARY = {"lib_name", "lib_version"}
 # While a cluster's nodes are asked who has which slots.
 TOPOLOGY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
-# Of clients that the package makes by an address: a connection for each thread, where redis-py would make 100 and fail
-# the rest, and nothing is sent again, which might count twice.
-CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
+# A command that is sent again might count twice.
+NO_RETRY = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+# For clients that the package makes from an address. redis-py would open 100 connections, and fail threads beyond them.
+CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": NO_RETRY}
 # How often the nodes of a cluster are asked for that at most.
 _RENEW_SECONDS = 0.5
+
+
+def kinds_of(client: Any) -> list[type]:
+    """The classes of redis-py or valkey-py that a client is of."""
+    return [kind for kind in type(client).__mro__ if kind.__module__.startswith(("redis.", "valkey."))]
 
 
 class Library:
@@ -49,10 +53,10 @@ class Library:
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
         """Raises an error if this is no client of such a library."""
-        names = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
-        name = next((name for name in names if name in ("redis", "valkey")), None)
-        if name is None or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
+        kinds = kinds_of(client)
+        if not kinds or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
             raise TypeError(f"{NO_CLIENT}: {client!r}")
+        name = kinds[0].__module__.partition(".")[0]
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
         self.errors = import_module(f"{name}.exceptions")
         # Those of a library, and of sockets: what a signal handler raises is none of them.
