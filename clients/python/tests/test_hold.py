@@ -357,7 +357,6 @@ def test_under_gevent_no_more_than_the_limit_are_at_work(server: Server) -> None
         (("k", 5), {"for_": float("nan")}, "for_ is in seconds"),
         (("k", 5), {"timeout": -1}, "timeout is in seconds"),
         (("k", 5), {"on_late": "k"}, "on_late is a function"),
-        (("\ud800", 5), {}, "surrogates not allowed"),
     ],
 )
 def test_a_mistake_is_an_error_when_it_is_made(arguments: Any, options: Any, error: str) -> None:
