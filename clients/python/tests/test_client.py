@@ -221,20 +221,25 @@ def test_a_reservation_is_settled_as_of_its_time(raw: redis.Redis) -> None:
     assert limiter.peek("{a}team", (5000, "1h"), at=T + 60_000).remaining == 4900
 
 
-@pytest.mark.parametrize("library", [redis, valkey])
-def test_a_client_of_the_other_kind_is_refused_at_once(library: Any) -> None:
+KINDS = pytest.mark.parametrize(
+    ("kind", "async_kind"), [(redis.Redis, redis.asyncio.Redis), (valkey.Valkey, valkey.asyncio.Valkey)]
+)
+
+
+@KINDS
+def test_a_client_of_the_other_kind_is_refused_at_once(kind: Any, async_kind: Any) -> None:
     with pytest.raises(TypeError, match="AsyncRateLimiter"):
-        RateLimiter(library.asyncio.Redis())
+        RateLimiter(async_kind())
     with pytest.raises(TypeError, match="use RateLimiter"):
-        AsyncRateLimiter(library.Redis())
+        AsyncRateLimiter(kind())
 
 
-@pytest.mark.parametrize("library", [redis, valkey])
-def test_a_pipeline_is_refused_at_once(library: Any) -> None:
+@KINDS
+def test_a_pipeline_is_refused_at_once(kind: Any, async_kind: Any) -> None:
     with pytest.raises(TypeError, match="pipeline"):
-        RateLimiter(library.Redis().pipeline())
+        RateLimiter(kind().pipeline())
     with pytest.raises(TypeError, match="pipeline"):
-        AsyncRateLimiter(library.asyncio.Redis().pipeline())
+        AsyncRateLimiter(async_kind().pipeline())
 
 
 VALKEY_ALONE = """
@@ -257,8 +262,9 @@ async def main():
     guard = Guard(valkey.asyncio.Valkey(port=port), "1/m")
     request = {"redis_rl.visit": None, "client": ("192.0.2.1", 1)}
     assert [(await guard.take(request)).refused for _ in range(2)] == [False, True]
-    counter = storage.storage_from_string(f"async+redis-rl://127.0.0.1:{port}")
-    assert await counter.acquire_entry("b", 1, 60)
+    if hasattr(valkey.asyncio, "Redis"):  # The limits library needs this name, which valkey-py 6.0 lacks.
+        counter = storage.storage_from_string(f"async+redis-rl://127.0.0.1:{port}")
+        assert await counter.acquire_entry("b", 1, 60)
     await guard.close()
 
 asyncio.run(main())

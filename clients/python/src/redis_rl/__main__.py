@@ -102,6 +102,7 @@ def connect(options: argparse.Namespace) -> Any:
     place: dict[str, Any] = {"host": options.host, "port": options.port}
     if options.uri:
         client = redis.Redis.from_url(options.uri, **patience)
+        options.db = client.get_connection_kwargs().get("db", 0)
     elif options.socket:
         client = redis.Redis(unix_socket_path=options.socket, db=options.db, **settings)
     else:
@@ -315,8 +316,6 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(words)
     try:
-        if options.uri:
-            options.db = redis.connection.parse_url(options.uri).get("db", 0)  # type: ignore[no-untyped-call]
         status: int = options.run(connect(options), options)
         sys.stdout.flush()
     except BrokenPipeError:

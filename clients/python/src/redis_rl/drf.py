@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
 
-_LEASE_MS = 100
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -90,7 +89,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return True
         limiter = self.limiter or _limiter_of_settings()
         http.check_cost(cost := self.get_cost(request, view))
-        rules = Rules.of(self.algorithm, tuple(self.tiers), _LEASE_MS, self.lease)
+        rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
         try:
             verdict = take(_asking(limiter, self.remember), key, rules, cost)
         except Exception as error:

@@ -23,7 +23,7 @@ _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
 _ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
-_LEASE_MS = 100
+LEASE_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Policy:
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self._rules = Rules.of(algorithm, self.quotas, _LEASE_MS, lease)
+        self._rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
 
     def __repr__(self) -> str:
         """Returns the name and the quotas."""

@@ -88,7 +88,7 @@ def _own(answer: Any) -> Answer | None:
 
 
 def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """The answer with these fields too, unless it names them."""
+    """Returns an answer with these fields added, except those that it names itself."""
     named = {name.lower() for name in answer.fields}
     kept = {name: value for name, value in fields.items() if name.lower() not in named}
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
@@ -97,20 +97,21 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
 class Guard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
-    ``client`` is that of the application: the guard asks on connections of its own, made for the same server.
-    ``policies`` is one policy, a list that is decided in one step, or a function of the request that returns one of
-    these, or None where nothing limits the request. With an empty list only routes are limited. ``key`` is a function
-    of the request, for the policies that have none: else it is the network address. ``prefix`` stands before every key.
+    ``client`` is the application's. The guard asks the same server on connections of its own. ``policies`` is one
+    policy, a list that is decided in one step, or a function of the request that returns one of these, or None where
+    nothing limits the request. With an empty list only routes are limited. ``key`` is a function of the request for
+    policies without a key; by default it is the network address. ``prefix`` stands before every key.
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
-    this process if it is "local". ``timeout`` is in seconds in which Redis could answer: while this process is busy
-    with something else, they do not count. ``remember`` is in seconds for which a refusal is repeated without asking.
+    this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
-    ``on_decision`` is told of each decision, with its policies: a policy of a dry run has a decision of its own.
-    ``on_error`` is told why Redis did not decide a request. ``on_limited`` returns the answer to send instead of 429 or
-    403, or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while
-    Redis is away, in place of ``fail``; None lets the request pass. The latter two, ``key`` and ``policies`` may be
-    asynchronous. ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
+    ``on_decision`` is called with each decision and its policies. A policy of a dry run has a decision of its own.
+    ``on_error`` is called with the error when Redis does not decide a request. ``on_limited`` returns the answer to
+    send in place of 429 or 403, or None for the usual one. The header fields are added unless it names them.
+    ``on_away`` replaces ``fail``: it returns the answer while Redis is away, or None to let the request pass. These
+    last two, ``key`` and ``policies`` may be asynchronous. ``clock`` returns the Unix time in milliseconds as of which
+    to decide, for tests.
     """
 
     def __init__(

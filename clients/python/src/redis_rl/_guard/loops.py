@@ -145,6 +145,7 @@ class InLoop:
                 self._probe(node, share)
 
     def _tick(self) -> None:
+        self._timer = None
         self._tell(self.keys.tick, self.now_ms())
 
     def _set_timer(self, next_tick_ms: int) -> None:
@@ -154,11 +155,7 @@ class InLoop:
             self._timer.cancel()
         self._timer_ms = next_tick_ms
         seconds = (next_tick_ms - self.now_ms()) / 1000
-        self._timer = self._loop.call_later(seconds, self._end_timer, context=Context())
-
-    def _end_timer(self) -> None:
-        self._timer = None
-        self._tick()
+        self._timer = self._loop.call_later(seconds, self._tick, context=Context())
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
