@@ -128,11 +128,6 @@ class Answer:
     body: bytes = b""
     """Problem details as JSON; empty if the request is allowed."""
 
-    @property
-    def refused(self) -> bool:
-        """Whether to answer this instead of what was asked for."""
-        return self.status != 200
-
 
 class Standing(NamedTuple):
     """The policies of a request and what it was told of them."""

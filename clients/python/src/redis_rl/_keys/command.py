@@ -79,8 +79,6 @@ class Command:
 
 
 class Step(NamedTuple):
-    """What to do after an event."""
-
     commands: list[Command]
     """Commands to send in this order, those to one node together."""
     answers: list[tuple[Request, Outcome | Exception]]

@@ -36,8 +36,6 @@ class Lease:
 
 
 class Refusal:
-    """A refusal that is repeated."""
-
     __slots__ = ("cost", "is_hopeless", "replied_ms", "rows", "told", "told_ms", "until_ms")
 
     def __init__(self, cost: int, rows: tuple[Verdict, ...], now_ms: int, remember_ms: int) -> None:

@@ -52,8 +52,6 @@ class Share(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The answer to a request."""
-
     limited: bool
     retry_after: timedelta | None
     """The longest wait of the shares that refuse. None also if no wait helps."""
