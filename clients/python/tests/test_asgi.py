@@ -219,7 +219,7 @@ async def test_any_client_that_cannot_connect_is_redis_away(
 
 
 def test_what_is_no_client_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="a client of redis-py is needed: <redis_rl"):
+    with pytest.raises(TypeError, match="a client of redis-py or valkey-py is needed: <redis_rl"):
         Guard(RateLimiter(redis.Redis()), Policy("q", (1, "1s")))
 
 

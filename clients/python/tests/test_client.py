@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-import valkey
+import valkey.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
@@ -117,7 +119,7 @@ def test_what_is_no_row_is_said_to_be_none(raw: redis.Redis, rows: Any) -> None:
 @pytest.mark.parametrize("kind", [RateLimiter, AsyncRateLimiter])
 @pytest.mark.parametrize("client", [None, "redis://127.0.0.1"])
 def test_what_is_no_client_is_refused_at_once(kind: Any, client: Any) -> None:
-    with pytest.raises(TypeError, match="a client of redis-py is needed"):
+    with pytest.raises(TypeError, match="a client of redis-py or valkey-py is needed"):
         kind(client)
 
 
@@ -219,18 +221,68 @@ def test_a_reservation_is_settled_as_of_its_time(raw: redis.Redis) -> None:
     assert limiter.peek("{a}team", (5000, "1h"), at=T + 60_000).remaining == 4900
 
 
-def test_a_client_of_the_other_kind_is_refused_at_once() -> None:
+KINDS = pytest.mark.parametrize(
+    ("kind", "async_kind"), [(redis.Redis, redis.asyncio.Redis), (valkey.Valkey, valkey.asyncio.Valkey)]
+)
+
+
+@KINDS
+def test_a_client_of_the_other_kind_is_refused_at_once(kind: Any, async_kind: Any) -> None:
     with pytest.raises(TypeError, match="AsyncRateLimiter"):
-        RateLimiter(redis.asyncio.Redis())
-    with pytest.raises(TypeError, match="RateLimiter"):
-        AsyncRateLimiter(redis.Redis())
+        RateLimiter(async_kind())
+    with pytest.raises(TypeError, match="use RateLimiter"):
+        AsyncRateLimiter(kind())
 
 
-def test_a_pipeline_is_refused_at_once() -> None:
+@KINDS
+def test_a_pipeline_is_refused_at_once(kind: Any, async_kind: Any) -> None:
     with pytest.raises(TypeError, match="pipeline"):
-        RateLimiter(redis.Redis().pipeline())
+        RateLimiter(kind().pipeline())
     with pytest.raises(TypeError, match="pipeline"):
-        AsyncRateLimiter(redis.asyncio.Redis().pipeline())
+        AsyncRateLimiter(async_kind().pipeline())
+
+
+VALKEY_ALONE = """
+import asyncio, runpy, sys
+sys.modules["redis"] = None
+import django.conf, valkey.asyncio
+django.conf.settings.configure()
+import redis_rl.drf, redis_rl.limits
+from limits import parse, storage, strategies
+from redis_rl import MemoryLimiter, RateLimiter
+from redis_rl.asgi import Guard
+
+port = int(sys.argv[1])
+assert RateLimiter(valkey.Valkey(port=port)).log("a", "1/m")
+assert RateLimiter(MemoryLimiter()).log("a", "1/m")
+counter = storage.storage_from_string(f"redis-rl://127.0.0.1:{port}")
+assert strategies.MovingWindowRateLimiter(counter).hit(parse("1/minute"))
+
+async def main():
+    guard = Guard(valkey.asyncio.Valkey(port=port), "1/m")
+    request = {"redis_rl.visit": None, "client": ("192.0.2.1", 1)}
+    assert [(await guard.take(request)).refused for _ in range(2)] == [False, True]
+    if hasattr(valkey.asyncio, "Redis"):  # The limits library needs this name, which valkey-py 6.0 lacks.
+        counter = storage.storage_from_string(f"async+redis-rl://127.0.0.1:{port}")
+        assert await counter.acquire_entry("b", 1, 60)
+    await guard.close()
+
+asyncio.run(main())
+sys.argv = ["redis_rl", "-p", str(port), "list"]
+runpy.run_module("redis_rl", run_name="__main__")
+"""
+
+
+def test_everything_works_with_valkey_alone(server: Server) -> None:
+    done = subprocess.run([sys.executable, "-c", VALKEY_ALONE, str(server.port)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a\tlog\t" in done.stdout
+
+
+def test_without_a_client_library_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules.update(redis=None, valkey=None)\nimport redis_rl"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("pip install redis-rl[redis] or redis-rl[valkey]")
 
 
 @pytest.mark.parametrize("kind", [redis.Redis, valkey.Valkey])

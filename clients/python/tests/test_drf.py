@@ -44,7 +44,7 @@ from rest_framework.response import Response  # noqa: E402
 from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
-from redis_rl import RateLimiter, drf  # noqa: E402
+from redis_rl import RateLimiter, drf, http  # noqa: E402
 from redis_rl.testing import Clock  # noqa: E402
 
 
@@ -227,7 +227,7 @@ def test_a_throttle_may_lease_units_and_remember_refusals(
     server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A loaded machine does not end a lease while this runs.
-    monkeypatch.setattr(drf, "_LEASE_MS", 60_000)
+    monkeypatch.setattr(http, "LEASE_MS", 60_000)
     with redis.Redis(port=server.port) as client:
         monkeypatch.setattr(Everybody, "limiter", RateLimiter(client))
         statuses = [Hot.as_view()(APIRequestFactory().get("/")).status_code for _ in range(200)]

@@ -18,7 +18,7 @@ ROOMS = {
     "keys": ["_keys"],
     "lines": ["_lines"],
     "commands": ["_commands", "cmd"],
-    "memory": ["memory", "testing"],
+    "memory": ["memory", "testing", "_library"],
 }
 # What is run, and what applications import.
 ABOVE = ["__init__", "__main__"]

@@ -1,4 +1,4 @@
-"""For operators: ``python -m redis_rl``, which lists, inspects and resets limiters, and shows who is limited."""
+"""A tool for operators: ``python -m redis_rl`` lists, inspects and resets limiters, and shows who is limited."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeAlias
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
-from redis.retry import Retry
-
 from ._commands import wire
+from ._library import redis
+from ._lines.own import NO_RETRY
 
 Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
-"""Key, algorithm, window, units used and left, and seconds until nothing is used."""
+"""Key, algorithm, window, units used, units left, and the seconds until none is used."""
 _Quota: TypeAlias = tuple[int, str]
 
 _TYPE = "ratelimit"
@@ -43,7 +41,7 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads the command line. The options for the server are those of redis-cli."""
+    """Makes the parser of the command line. The options for the server are those of redis-cli."""
     options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.", add_help=False)
     options.add_argument("--help", action="help", help="show this and exit")
     server = options.add_argument_group("server, as in redis-cli")
@@ -89,12 +87,12 @@ def _quotas(text: str) -> tuple[_Quota, ...]:
         pairs = wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return tuple((limit, _length(wire.timedelta_of(window) // wire.MILLISECOND)) for limit, window in pairs)
+    return tuple((limit, _length(wire.timedelta_of(window))) for limit, window in pairs)
 
 
 def connect(options: argparse.Namespace) -> Any:
-    """A client for the server, or for the cluster that it is of."""
-    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
+    """Makes a client for the server, or for its cluster."""
+    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": NO_RETRY}
     settings = {"username": options.user, "password": options.password, **patience}
     if options.tls:
         checks = "none" if options.insecure else "required"
@@ -104,6 +102,7 @@ def connect(options: argparse.Namespace) -> Any:
     place: dict[str, Any] = {"host": options.host, "port": options.port}
     if options.uri:
         client = redis.Redis.from_url(options.uri, **patience)
+        options.db = client.get_connection_kwargs().get("db", 0)
     elif options.socket:
         client = redis.Redis(unix_socket_path=options.socket, db=options.db, **settings)
     else:
@@ -115,14 +114,14 @@ def connect(options: argparse.Namespace) -> Any:
 
 
 def masters(client: Any) -> list[Any]:
-    """A client for each master."""
+    """Returns a client for each master."""
     if isinstance(client, redis.RedisCluster):
         return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
     return [client]
 
 
 def printable(key: bytes) -> str:
-    """Whatever a user is called, it does nothing to a terminal, and :func:`_bytes` reads it."""
+    """Escapes a key, so that it cannot control a terminal, and :func:`_bytes` can read it."""
     text = key.decode(errors="surrogateescape")
     # Nearly every key is shown as it is: looking at each character takes twenty times as long.
     if text.isprintable() and "\\" not in text:
@@ -143,7 +142,7 @@ def _printable(each: str) -> str:
 
 
 def _bytes(word: str) -> bytes:
-    """A key as it is shown; what is no escape stands for itself."""
+    """Reads a key as :func:`printable` shows it. A backslash that begins no escape stands for itself."""
     said = {escape[1:].encode(): each.encode() for each, escape in _ESCAPES.items()}
 
     def read(escape: re.Match[bytes]) -> bytes:
@@ -153,33 +152,17 @@ def _bytes(word: str) -> bytes:
 
 
 def check_loaded(nodes: list[Any], key: bytes) -> None:
-    """Raises an error if a node has not loaded the module. Others, about the key or its slot, do not matter here."""
+    """Raises an error if a node has not loaded the module. Errors about the key or its slot do not matter here."""
     for node in nodes:
         try:
             node.execute_command("RL.INFO", key)
-        except ResponseError as error:
+        except redis.ResponseError as error:
             if (explained := wire.explained(error)) is not error:
                 raise explained from error
 
 
-class _Progress:
-    """A line on a terminal, which is erased before anything else is printed."""
-
-    _is_shown = False
-
-    def show(self, text: str) -> None:
-        if sys.stderr and sys.stderr.isatty():
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
-            self._is_shown = True
-
-    def erase(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._is_shown = False
-
-
 def table(pages: Iterable[Iterable[Row]]) -> int:
-    """Prints each page as it comes, for programs separated by tabs, and returns the number of rows."""
+    """Prints each page as it comes, with tabs unless to a terminal, and returns the number of rows."""
     is_terminal, number = sys.stdout.isatty(), 0
     for page in pages:
         lines = []
@@ -195,7 +178,7 @@ def table(pages: Iterable[Iterable[Row]]) -> int:
 
 
 def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
-    """The replies to commands that go together. An error reply is raised."""
+    """Sends commands together and yields their replies. An error reply is raised."""
     pipeline = client.pipeline(transaction=False)
     for words in commands:
         pipeline.execute_command(*words)
@@ -206,40 +189,34 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
 
 
 def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
-    """The rows of the limiters that have not expired meanwhile."""
+    """Yields the rows of those limiters that have not expired since they were found."""
     replies = _asked(client, (("RL.INFO", key) for key in keys))
-    found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
+    found = [(key, info) for key, info in zip(keys, map(wire.info, replies), strict=True) if info]
     if quotas is None:
         for key, info in found:
-            for each in map(_fields, info[b"windows"]):
-                used, capacity = each[b"used"], each.get(b"limit")
-                rest = None if capacity is None else max(capacity - used, 0)
-                length, wait = _length(each[b"window_ms"]), _seconds(each[b"reset_after_ms"])
-                yield key, info[b"algorithm"].decode(), length, used, rest, wait
+            for each in info.windows:
+                left = None if each.limit is None else max(each.limit - each.used, 0)
+                yield key, info.algorithm, _length(each.window), each.used, left, _seconds(each.reset_after)
         return
-    asked = [(key, info[b"algorithm"].decode(), *quota) for key, info in found for quota in quotas]
+    asked = [(key, info.algorithm, *quota) for key, info in found for quota in quotas]
     # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
     peeks = (("RL.PEEK", key, limit if kind == "bucket" else _MOST, window) for key, kind, limit, window in asked)
     for (key, kind, limit, window), (_, whole, left, _, reset, *_) in zip(asked, _asked(client, peeks), strict=True):
         used = whole - left
-        yield key, kind, window, used, max(limit - used, 0), _seconds(reset)
+        yield key, kind, window, used, max(limit - used, 0), _seconds(timedelta(milliseconds=reset))
 
 
-def _fields(reply: Any) -> dict[bytes, Any]:
-    """A map, which RESP2 sends as a flat array. The package's types would make a list of many keys a fifth slower."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def _length(milliseconds: int) -> str:
-    """As commands take it, in the largest unit that divides it."""
+def _length(window: timedelta) -> str:
+    """Writes a window as commands take it, in the largest unit that divides it."""
+    milliseconds = window // wire.MILLISECOND
     for unit, length in _UNITS.items():
         if not milliseconds % length:
             return f"{milliseconds // length}{unit}"
     return f"{milliseconds}ms"
 
 
-def _seconds(milliseconds: int) -> str:
-    return f"{milliseconds / 1000:.1f}s"
+def _seconds(wait: timedelta) -> str:
+    return f"{wait.total_seconds():.1f}s"
 
 
 def list_all(client: Any, options: argparse.Namespace) -> int:
@@ -247,32 +224,20 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
-    databases = [node.info("keyspace").get(f"db{options.db}", {}) for node in nodes]
-    in_all = sum(database.get("keys", 0) for database in databases)
-    progress = _Progress()
 
-    def pages() -> Iterator[list[Row]]:
-        looked_at = 0
+    def pages() -> Iterator[Iterator[Row]]:
         for node in nodes:
             cursor = None
             while cursor != 0:
                 cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
-                rows = list(rows_of(node, keys, options.quotas))
-                progress.erase()
-                yield rows
-                looked_at += _BATCH
-                if looked_at < in_all:
-                    progress.show(f"looked at {looked_at:,} of {in_all:,} keys")
+                yield rows_of(node, keys, options.quotas)
 
-    try:
-        table(pages())
-    finally:
-        progress.erase()
+    table(pages())
     return 0
 
 
 def inspect(client: Any, options: argparse.Namespace) -> int:
-    """Shows one limiter."""
+    """Shows the rows of one limiter."""
     if isinstance(client, redis.RedisCluster):
         client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
     if table([rows_of(client, options.keys, options.quotas)]):
@@ -296,7 +261,7 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 
 def watch(client: Any, options: argparse.Namespace) -> int:
     """Shows which keys are limited, by the keyspace events of all masters."""
-    # In the background too, where a shell has it ignore interrupts.
+    # A shell makes programs in the background ignore interrupts, so the handlers are set again.
     for end_of_watch in (signal.SIGINT, signal.SIGTERM):
         signal.signal(end_of_watch, signal.default_int_handler)
     nodes = masters(client)
@@ -316,7 +281,7 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     try:
         for each in subscriptions:
             each.subscribe(_EVENTS.format(options.db))
-            # Raises an error reply even if there is nothing to wait for.
+            # Reads the reply, which may be an error, also if there is no time to wait for events.
             each.get_message(timeout=10)
         while end is None or time.monotonic() < end:
             for key, times in _limited(subscriptions, end).most_common():
@@ -331,7 +296,7 @@ def watch(client: Any, options: argparse.Namespace) -> int:
 
 
 def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
-    """How often each key was limited, within a second."""
+    """Counts for a second how often each key is limited."""
     keys: Counter[bytes] = Counter()
     until = min(time.monotonic() + 1, end or float("inf"))
     while (left := until - time.monotonic()) > 0:
@@ -345,24 +310,22 @@ def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The exit status: 1 if it has failed, 2 if the words are wrong."""
+    """Runs the tool and returns its exit status: 1 if it has failed, 2 if the arguments are wrong."""
     if sys.stdout is None:
-        # It was closed before, as by >&-.
+        # The shell has closed it by >&-.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(words)
     try:
-        if options.uri:
-            options.db = redis.connection.parse_url(options.uri).get("db", 0)  # type: ignore[no-untyped-call]
         status: int = options.run(connect(options), options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # As of head. Else Python complains when it closes the output.
+        # The reader has left, as head does. Python would complain when it closes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except NoPermissionError as error:
+    except redis.exceptions.NoPermissionError as error:
         print(f"{error}\n{options.command} needs {_RIGHTS[options.command]}", file=sys.stderr)
         return 1
-    except (RedisError, OSError, ValueError) as error:
+    except (redis.RedisError, OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

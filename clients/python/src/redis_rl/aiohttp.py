@@ -1,4 +1,7 @@
-"""Guards of aiohttp's applications: ``web.Application(middlewares=[guard.middleware])``, ``@guard.limit("20/m")``."""
+"""Guards for aiohttp applications.
+
+``web.Application(middlewares=[guard.middleware])`` limits an application, ``@guard.limit("20/m")`` a handler.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,21 @@ __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Handler = TypeVar("_Handler", bound=Callable[[Any], Awaitable[web.StreamResponse]])
 
-# Older versions have no such keys.
+# Older versions of aiohttp have no RequestKey.
 _STATE: Any = web.RequestKey("redis_rl", dict) if hasattr(web, "RequestKey") else "redis_rl"
 
 
 def client_address(proxies: int = 0) -> Callable[[web.Request], str]:
-    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+    """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
     return lambda request: behind(proxies, request.remote, request.headers.getall("X-Forwarded-For", ()))
 
 
 class Guard(AsyncGuard):
-    """Limits the requests of an application of aiohttp."""
+    """Limits the requests of an aiohttp application."""
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """For the middlewares of an application, after those of CORS."""
+        """Limits an application. Its place among the middlewares is after that of CORS."""
         visit = await self.begin(request, limits_of(request.match_info.handler))
         try:
             if visit.refusal:
@@ -54,14 +57,14 @@ class Guard(AsyncGuard):
             visit.end()
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """For ``app.on_response_prepare``, where handlers prepare streams and websockets themselves."""
+        """Adds the header fields to streams and websockets, which handlers prepare: for ``app.on_response_prepare``."""
         visit: Visit | None = self._state(request).get(VISIT)
         if visit and not visit.has_begun:
             visit.has_begun = True
             response.headers.update(visit.fields())
 
     def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
-        """Decorates a handler, or a method of a ``web.View``."""
+        """Limits a handler, or a method of a ``web.View``, as its decorator."""
         limit = Limit(self, policies)
 
         def decorate(handler: _Handler) -> _Handler:
@@ -69,7 +72,7 @@ class Guard(AsyncGuard):
             async def limited(first: Any) -> web.StreamResponse:
                 request = getattr(first, "request", first)
                 if (await self.take_route(limit, request)).refused:
-                    # The middleware answers.
+                    # The middleware replaces this response by the refusal.
                     return web.Response()
                 return await handler(first)
 
@@ -87,7 +90,7 @@ class Guard(AsyncGuard):
         return request.remote
 
     def route(self, request: web.Request, limit: Limit) -> str | None:
-        """The name of the resource."""
+        """Returns the name of the resource, with the method."""
         route = request.match_info.route
         method = "GET" if route.method == "HEAD" else route.method
         if route.resource is None:
@@ -96,7 +99,7 @@ class Guard(AsyncGuard):
 
 
 def _response(answer: Answer, instead_of: web.StreamResponse | None = None) -> web.Response:
-    """The refusal, with what middleware further in has set, if that was asked."""
+    """Makes the response of a refusal. It keeps the fields and cookies of the response that it replaces."""
     response = web.Response(status=answer.status, headers=answer.fields, body=answer.body)
     if instead_of is not None:
         response.headers.extend(beside(answer, instead_of.headers.items()))

@@ -1,9 +1,10 @@
-"""Guards of ASGI applications: Starlette, FastAPI, Litestar and others.
+"""Guards for ASGI applications: Starlette, FastAPI, Litestar and others.
 
-``app.add_middleware(guard.middleware)``, and of a route ``Depends(guard.limit("20/m"))`` or ``@guard.limit("20/m")``.
+``app.add_middleware(guard.middleware)`` limits an application, ``Depends(guard.limit("20/m"))`` or
+``@guard.limit("20/m")`` a route.
 """
 
-# FastAPI reads the annotations of Route.__call__ as they are: they may not be texts.
+# Without annotations from __future__, since FastAPI reads those of Route.__call__ and needs classes, not texts.
 import functools
 import re
 import sys
@@ -27,7 +28,7 @@ else:
         from starlette.exceptions import HTTPException
         from starlette.requests import HTTPConnection
         from starlette.routing import Mount
-    except ImportError:  # Litestar and others do without.
+    except ImportError:  # Litestar, for one, does not need Starlette.
         HTTPConnection, HTTPException, Mount = Any, Exception, ()
 
 __all__ = [
@@ -45,22 +46,22 @@ __all__ = [
 ]
 
 Scope: TypeAlias = MutableMapping[str, Any]
-"""A request as ASGI has it."""
+"""The scope of a request, as ASGI defines it."""
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-# Each framework has types of its own for what an application is called with.
+# The arguments are Any because each framework has types of its own for them.
 App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"description": "Quota Exceeded", "content": {"application/problem+json": {}}},
     503: {"description": "The rate limiter is away", "content": {"application/problem+json": {}}},
 }
-"""For FastAPI's documentation: ``FastAPI(responses=RESPONSES)``, or for a route."""
-# The message of the application that gets the header fields.
+"""Documents the answers of a guard: ``FastAPI(responses=RESPONSES)``, or ``responses`` of a route."""
+# The type of the application's message that gets the header fields.
 _FIRST = {"http": "http.response.start", "websocket": "websocket.accept"}
-# A status of websockets.
+# The status with which a refused websocket is closed where the server can send no answer.
 _TRY_AGAIN_LATER = 1013
 
 
@@ -82,20 +83,17 @@ class Refused(HTTPException):
     """The limit of a route refuses. The guard sends its answer, whatever an exception handler makes of this."""
 
     def __init__(self, taken: Taken) -> None:
-        """With its status, for what looks at exceptions."""
-        # Starlette has a detail of its own for the statuses that it knows alone.
+        """Has the status and the fields of the answer, for exception handlers of the application."""
+        # Without a detail, Starlette would name the status in its own words.
         super().__init__(taken.answer.status, "Quota Exceeded", dict(taken.answer.fields))
         self.taken = taken
 
 
 class Guard(AsyncGuard):
-    """Limits the requests of an ASGI application. Functions of the request get its scope."""
+    """Limits the requests of an ASGI application. Functions of the request are called with its scope."""
 
     def middleware(self, app: App) -> App:
-        """For ``app.add_middleware``, or a list of middleware: a request takes what the policies say or is refused.
-
-        So does the handshake of a websocket.
-        """
+        """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
         return _Middleware(self, self.all, app)
 
     def limit(self, policies: Policies) -> "Route":
@@ -114,7 +112,7 @@ class Guard(AsyncGuard):
         return (request.get("client") or (None,))[0]
 
     def route(self, request: Scope, limit: Limit) -> str | None:
-        """The name of the route, which Starlette, FastAPI and Litestar tell."""
+        """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
@@ -125,12 +123,12 @@ class Guard(AsyncGuard):
 
 
 class Route(Limit):
-    """Limits a route."""
+    """The limit of a route: a dependency of FastAPI, a decorator of handlers, and a maker of middleware."""
 
     def __init__(self, guard: Guard, policies: Policies) -> None:
-        """``guard`` decides its requests."""
+        """Is made by :meth:`Guard.limit`."""
         super().__init__(guard, policies)
-        # What FastAPI looks at, to learn that it is asynchronous.
+        # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take
 
     @overload
@@ -138,7 +136,7 @@ class Route(Limit):
     @overload
     def __call__(self, request: _Handler) -> _Handler: ...
     def __call__(self, request: HTTPConnection) -> Any:  # type: ignore[misc]
-        """As a dependency takes units of a request; as a decorator limits a handler, which must have the request."""
+        """Takes the units of a request as a dependency, or decorates a handler, which needs the request as argument."""
         if callable(request) and not hasattr(request, "scope"):
             return self._limited(request)
         return self._take(request)
@@ -177,7 +175,7 @@ class Route(Limit):
 
 
 def _mount(scope: Scope) -> str:
-    """The path of the mounts that the request has come through."""
+    """Returns the path of the mounts that the request has come through."""
     root: str = scope.get("root_path", "")
     return root.removeprefix(scope.get("app_root_path", root))
 
@@ -199,7 +197,7 @@ def _name(scope: Scope, route: Any, mount: str, limit: Limit) -> str | None:
     if _has(route, limit) and not _has(_original(route), limit):
         raise limit.unnamed("it stands on an included router")
     path = "" if isinstance(_original(route), Mount) else route.path
-    # What a client writes there would be in the name.
+    # Else the name would contain what a client has written there.
     if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
         raise limit.unnamed("it stands in a mount with a parameter")
     return _route_name(scope, route, mount)
@@ -213,7 +211,7 @@ def _route_name(scope: Scope, route: Any, mount: str) -> str:
 
 
 def _routers(router: Any) -> Iterator[Any]:
-    """Of a FastAPI application: its own, and those that it includes, as far as it tells."""
+    """Yields the router of a FastAPI application and those that it includes, as far as their routes tell."""
     yield router
     for each in getattr(router, "routes", ()):
         if inner := getattr(each, "original_router", None):
@@ -221,7 +219,7 @@ def _routers(router: Any) -> Iterator[Any]:
 
 
 def _routes(app: Any) -> list[Any]:
-    """Of a FastAPI application, with the prefixes of routers that it includes."""
+    """Returns the routes of an application. FastAPI's have the prefixes of the routers that it includes."""
     routes = getattr(app, "routes", ())
     every = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", iter)
     return list(every(routes))
@@ -232,7 +230,7 @@ def _original(route: Any) -> Any:
 
 
 def _limits(route: Any) -> list[Limit]:
-    """The texts that limit a route or a mount: as dependencies, in its handler, and as middleware."""
+    """Returns the limits of a route or a mount that are texts: dependencies, decorators and middleware."""
     places = [each.dependency for each in getattr(route, "dependencies", None) or ()]
     endpoint = getattr(_original(route), "endpoint", None)
     for each in (endpoint, *(vars(endpoint).values() if isinstance(endpoint, type) else ())):
@@ -244,7 +242,7 @@ def _limits(route: Any) -> list[Limit]:
 
 
 def _check_routes(app: Any, routes: Any, root: str = "") -> None:
-    """Raises an error if a text limits what gives it no name: before the first request."""
+    """Raises an error before the first request if a limit is a text and has no route that gives it a name."""
     for route in routes:
         original = _original(route)
         path = root + getattr(original, "path", "")
@@ -268,7 +266,7 @@ class _Middleware:
         self.app, self.limit, self._guard = app, limit, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Anything but a request passes, and so do the messages of a websocket."""
+        """Limits requests and handshakes of websockets. At startup it checks the limits of all routes instead."""
         first = _FIRST.get(scope["type"])
         if first is None:
             try:
@@ -280,7 +278,7 @@ class _Middleware:
             return await self.app(scope, receive, send)
         if visit := scope.get(VISIT):
             return await self._pass(visit, scope, receive, send)
-        # In the scope itself: what stands before may look there for what stands behind, as a route.
+        # The scope itself is passed on, since outer middleware reads what inner code adds to it, such as the route.
         visit = Visit(scope, VISIT)
         answering = _Answering(visit, scope, first, send)
         try:
@@ -299,7 +297,7 @@ class _Middleware:
         taken = await self._guard.take_of([self.limit], scope, visit=visit)
         if taken.refused:
             if scope["type"] == "websocket":
-                await receive()  # that a client wants to connect
+                await receive()  # the message that a client wants to connect
             for message in _messages(scope, taken.answer):
                 await send(message)
             return None
@@ -317,7 +315,7 @@ class _Answering:
         """Sends a message of the application."""
         visit = self._visit
         if visit.refusal:
-            # What else the application, or its framework, would have answered is left out.
+            # The refusal replaces the answer of the application or of its framework.
             if message["type"] == "websocket.close":
                 await self._send_all([message])
             elif message["type"].endswith("http.response.start"):
@@ -334,14 +332,14 @@ class _Answering:
             await self._send_all(_messages(self._scope, self._visit.refusal))
 
     async def answer_error(self, error: Exception, receive: Receive) -> None:
-        """Answers as Starlette does to an exception that nobody handles: outside of this, so without header fields."""
+        """Answers an exception that nobody handles as Starlette does, which would leave out the header fields."""
         app, scope = self._scope.get("app"), self._scope
         handlers = getattr(app, "exception_handlers", None)
         if self._visit.has_begun or not app or handlers is None or scope["type"] != "http":
             return
         handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
         if any(kind in handled for kind in type(error).__mro__):
-            # Of a middleware further in: it goes on to its handler.
+            # A handler further out, which Starlette has noted in the scope, answers it.
             return
         from starlette.middleware.errors import ServerErrorMiddleware
 
@@ -359,12 +357,12 @@ class _Answering:
 
 
 def _messages(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
-    """Of an answer, with those other headers that are not about another body."""
+    """Returns the messages of an answer. It keeps those other headers that are not about a body."""
     response = "http.response"
     if scope["type"] == "websocket":
         response = "websocket.http.response"
         if response not in (scope.get("extensions") or {}):
-            # The server can say no more than 403.
+            # This server answers any close before the handshake with 403.
             return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
     kept = beside(answer, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
     fields = [*kept, *answer.fields.items(), ("Content-Length", str(len(answer.body)))]

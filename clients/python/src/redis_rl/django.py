@@ -1,6 +1,7 @@
-"""Guards of Django's projects, for views of both kinds. For Django REST framework's throttles see :mod:`redis_rl.drf`.
+"""Guards for Django projects, with synchronous and asynchronous views.
 
-``guard.middleware`` is named in ``settings.MIDDLEWARE``, after those of security and CORS; ``@guard.limit("20/m")``.
+``settings.MIDDLEWARE`` names ``guard.middleware`` after the middleware for security and CORS. ``@guard.limit("20/m")``
+limits a view. For throttles of Django REST framework see :mod:`redis_rl.drf`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
-    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+    """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
 
     def client(request: HttpRequest) -> str:
         forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
@@ -36,9 +37,9 @@ def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
 
 
 class Guard(SyncGuard):
-    """Limits the requests of a project of Django. In asynchronous views it is ``atake``, ``asettle``, ``aclose``.
+    """Limits the requests of a Django project. Asynchronous views call ``atake``, ``asettle`` and ``aclose``.
 
-    What an event loop asks has leases of its own.
+    Each event loop has leases of its own.
     """
 
     def _blocks(self) -> bool:
@@ -46,7 +47,7 @@ class Guard(SyncGuard):
 
     @sync_and_async_middleware
     def middleware(self, get_response: Any) -> Any:
-        """For ``settings.MIDDLEWARE``, after those of security and CORS."""
+        """Limits the project. Its place in ``settings.MIDDLEWARE`` is after the middleware for security and CORS."""
         guarded: Any
         _check_routes(get_resolver().url_patterns)
         if iscoroutinefunction(get_response):
@@ -55,7 +56,7 @@ class Guard(SyncGuard):
                 visit = Visit(self._state(request), VISIT)
                 response = await get_response(request)
                 if not visit.taken:
-                    # Nobody has looked for a view.
+                    # Inner middleware has answered before a view was looked for.
                     await self.take_of([self.all], request, visit=visit)
                 return _answered(visit, response)
 
@@ -77,7 +78,7 @@ class Guard(SyncGuard):
         return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
-        """Decorates a view, for all methods or one. Of a class, decorate what ``as_view`` returns."""
+        """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""
         limit = Limit(self, policies)
         limit.method = method
 
@@ -108,17 +109,17 @@ class Guard(SyncGuard):
         return request.META.get("REMOTE_ADDR")
 
     def route(self, request: HttpRequest, limit: Limit) -> str | None:
-        """The name of the pattern, which is for all methods."""
+        """Returns the name of the URL pattern, which has no method unless the limit has one."""
         return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
 
 
 def _check_routes(patterns: Any, before: str = "") -> None:
-    """Raises an error if a text limits several views: before the first request."""
+    """Raises an error before the first request if a limit that is a text has several patterns."""
     for each in patterns:
         path = before + (str(each.pattern).removeprefix("^") if before else str(each.pattern))
         for limit in limits_of(getattr(each, "callback", None)):
             limit.stands_on(_route_name(path, limit))
-        # Paths that begin with a language are several.
+        # A pattern that begins with a language stands for several paths.
         if not isinstance(each.pattern, LocalePrefixPattern):
             _check_routes(getattr(each, "url_patterns", ()), path)
 
@@ -135,7 +136,7 @@ def _answered(visit: Visit, response: Any) -> Any:
     visit.end()
     fields: Iterable[tuple[str, str]] = visit.fields().items()
     if visit.refusal:
-        # Middleware further in has set fields and cookies, for other origins say.
+        # Inner middleware may have set fields and cookies, such as for CORS. They are kept.
         refused: Any = _response(visit.refusal)
         fields = beside(visit.refusal, response.items())
         refused.cookies, response = response.cookies, refused

@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import redis
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -23,10 +22,11 @@ from rest_framework.exceptions import APIException
 from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, Pair, check_seconds
-from ._guard.leases import asking_of, take
+from ._guard.leases import NOT_DECIDED, take
 from ._guard.limiter import RateLimiter
-from ._guard.threads import InThreads
+from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
+from ._library import redis
 from ._lines.errors import is_away
 from ._lines.own import CLIENT_OPTIONS
 from .memory import MemoryLimiter
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
 
-# How long a lease lasts.
-_LEASE_MS = 100
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -56,11 +54,11 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
     cache_format = "throttle:%(scope)s:%(ident)s"
     algorithm: Algorithm = "log"
     limiter: RateLimiter | None = None
-    """Counts for these throttles; by default as settings.REDIS_RL says."""
+    """The limiter that counts; by default one for the URL in settings.REDIS_RL."""
     remember = 0.0
     """Seconds for which a refusal is repeated without asking, at most."""
     lease = 0
-    """Units that a process takes in advance of a key that is asked for often."""
+    """How many units a process takes in advance of a key that is asked for often, at most."""
     _retry_after: timedelta | None = None
 
     def get_cost(self, request: Request, view: APIView) -> int:
@@ -82,7 +80,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         except ValueError as error:
             raise ImproperlyConfigured(f"{rate!r}: {error}") from error
         self.tiers = tiers
-        # What SimpleRateThrottle tells of itself: its first tier.
+        # SimpleRateThrottle keeps these as num_requests and duration.
         return tiers[0]
 
     def allow_request(self, request: Request, view: APIView) -> bool:
@@ -91,7 +89,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return True
         limiter = self.limiter or _limiter_of_settings()
         http.check_cost(cost := self.get_cost(request, view))
-        rules = Rules.of(self.algorithm, tuple(self.tiers), _LEASE_MS, self.lease)
+        rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
         try:
             verdict = take(_asking(limiter, self.remember), key, rules, cost)
         except Exception as error:
@@ -105,7 +103,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         return not verdict.limited
 
     def wait(self) -> float | None:
-        """The exact wait, in whole seconds; None if no wait can help."""
+        """Returns the wait in whole seconds, rounded up, or None if no wait can help."""
         return None if self._retry_after is None else math.ceil(self._retry_after.total_seconds())
 
 
@@ -114,7 +112,7 @@ class AnonRateThrottle(RedisRLThrottle, throttling.AnonRateThrottle):
 
 
 class UserRateThrottle(RedisRLThrottle, throttling.UserRateThrottle):
-    """Limits users; those who are not logged in by address."""
+    """Limits users. Those who are not logged in are limited by address."""
 
 
 class ScopedRateThrottle(throttling.ScopedRateThrottle, RedisRLThrottle):
@@ -137,8 +135,8 @@ def _settings() -> dict[str, Any]:
 
 @cache
 def _asking(limiter: RateLimiter, remember: float) -> InThreads:
-    """For all throttles that share a limiter."""
-    return asking_of(limiter, InThreads, remember)  # type: ignore[no-any-return]
+    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember, meanwhile=NOT_DECIDED)
+    return asking
 
 
 @cache
@@ -159,6 +157,6 @@ def _limiter_of_settings() -> RateLimiter:
 
 @receiver(setting_changed)
 def _forget_limiter(*, setting: str, **_: Any) -> None:
-    """A test has changed the settings."""
+    """Makes a new limiter after a test has changed the settings."""
     if setting == "REDIS_RL":
         _limiter_of_settings.cache_clear()

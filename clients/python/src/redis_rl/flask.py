@@ -1,4 +1,4 @@
-"""Guards of Flask's applications: ``guard.middleware(app)``, ``@guard.limit("20/m")``."""
+"""Guards for Flask applications: ``guard.middleware(app)``, and ``@guard.limit("20/m")`` on a view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
 
 
 def client_address(proxies: int = 0) -> Callable[[Request], str]:
-    """Whom to limit where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
+    """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
     return lambda request: behind(proxies, request.remote_addr, request.headers.getlist("X-Forwarded-For"))
 
 
@@ -26,7 +26,7 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """Decorates a view; without one, it is what a blueprint calls before a request."""
+    """Decorates a view. A blueprint calls it without one before each request."""
 
     @overload
     def __call__(self) -> Response | None: ...
@@ -35,7 +35,7 @@ class Decorator(Protocol):
 
 
 class Guard(SyncGuard):
-    """Limits the requests of an application of Flask."""
+    """Limits the requests of a Flask application."""
 
     def middleware(self, app: Flask) -> None:
         """Limits an application, before anything else that it does with a request."""
@@ -55,7 +55,7 @@ class Guard(SyncGuard):
         if visit:
             visit.has_begun = True
             if visit.refusal:
-                # What was set by now stays, for other origins say.
+                # Header fields that are set by now are kept, such as those of CORS.
                 fields = beside(visit.refusal, response.headers)
                 response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])
             response.headers.update(visit.fields() if not visit.refusal else {})
@@ -66,7 +66,7 @@ class Guard(SyncGuard):
             visit.end()
 
     def limit(self, policies: Policies) -> Decorator:
-        """Decorates a view; or is a blueprint's: ``blueprint.before_request(guard.limit("9/h"))``."""
+        """Limits a view as its decorator, or a blueprint by ``blueprint.before_request(guard.limit("9/h"))``."""
         limit = Limit(self, policies)
 
         def refusal() -> Response | None:
@@ -91,7 +91,7 @@ class Guard(SyncGuard):
         return request.remote_addr
 
     def route(self, request: Request, limit: Limit) -> str | None:
-        """The name of the rule, or of the blueprint."""
+        """Returns the name of the rule, or of the blueprint."""
         rule = request.url_rule
         if rule and limit in limits_of(current_app.view_functions.get(rule.endpoint)):
             return route_name(rule.methods or (), rule.rule)
@@ -101,7 +101,7 @@ class Guard(SyncGuard):
 
 
 def _is_answered_by_flask() -> bool:
-    """Whether no view is asked, as for a preflight: that costs nothing."""
+    """Whether Flask answers by itself, as it does a preflight of CORS. Such requests cost nothing."""
     return request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False)
 
 

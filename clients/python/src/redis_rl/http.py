@@ -1,4 +1,4 @@
-"""From a decision to an HTTP answer: status, header fields and problem details. Pure, for any framework.
+"""Turns a decision into an HTTP answer: status, header fields and problem details. Pure, for any framework.
 
 The header fields are those of draft-ietf-httpapi-ratelimit-headers-11, a work in progress.
 """
@@ -23,8 +23,7 @@ _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
 _ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
-# How long a lease lasts.
-_LEASE_MS = 100
+LEASE_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Item:
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
-        """Checks that the header field can say it."""
+        """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window % _SECOND or not self.window:
@@ -71,16 +70,17 @@ class Policy:
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
 
-        ``cost`` is how much a request takes, ``key`` whose quotas these are: functions of the request, plain or
-        asynchronous. Where ``key`` returns None, the policy does not limit the request. A text is one quota for all.
+        ``cost`` is how many units a request takes, ``key`` whose quotas these are. Both may be functions of the
+        request, plain or asynchronous. A request for which ``key`` returns None is not limited. If ``key`` is a text,
+        all requests share the quotas.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts, and tells ``on_decision``, and refuses nothing.
+        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts and calls ``on_decision``, but refuses nothing.
         """
         if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
         self.name = name
-        # What only the server would refuse would count as Redis being away, and might let every request pass.
+        # A refusal by the server would count as Redis being away, and might let every request pass.
         self.quotas = wire.checked_pairs(quotas)
         self.algorithm: Algorithm = algorithm
         self.cost = cost
@@ -96,19 +96,19 @@ class Policy:
         if not wire.is_whole(lease) or lease < 0:
             raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
         if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
-            # What is told of a lease names its quota by the limit.
+            # The reply to a lease tells its quota only by the limit.
             raise ValueError(f"the limits of {name} must differ for a lease")
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self._rules = Rules.of(algorithm, self.quotas, _LEASE_MS, lease)
+        self._rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
 
     def __repr__(self) -> str:
-        """Its name and quotas."""
+        """Returns the name and the quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
 
     def share(self, key: str | bytes, cost: int) -> Share:
-        """What a request takes of this policy."""
+        """Returns what a request takes of this policy."""
         return Share(key, self._rules, cost)
 
 
@@ -120,7 +120,7 @@ class RoutePolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to tell the client. The fields are for the answer of the application too, if the request is allowed."""
+    """What to tell the client. If the request is allowed, the fields belong to the application's answer."""
 
     status: int
     """200: go on. 429: try again after Retry-After. 403: it costs more than a quota. 503: see :func:`away`."""
@@ -128,49 +128,43 @@ class Answer:
     body: bytes = b""
     """Problem details as JSON; empty if the request is allowed."""
 
-    @property
-    def refused(self) -> bool:
-        """Whether to answer this instead of what was asked for."""
-        return self.status != 200
-
 
 class Standing(NamedTuple):
-    """What a request was told of its policies, for the header fields."""
+    """The policies of a request and what it was told of them."""
 
     policies: Sequence[Policy]
     outcome: Outcome
 
     @property
     def decision(self) -> Decision:
-        """What was decided, with the rows that are known."""
+        """The decision, with the rows that are known."""
         limited, retry_after, at, _ = self.outcome
         return Decision(limited, retry_after, at, tuple(row for _, row in self._pairs()))
 
     def without(self, units: Sequence[int]) -> Standing:
-        """The standing after so many units of each policy have gone back."""
+        """Returns the standing after so many units of each policy have gone back."""
         rows = [each and without(each, more) for each, more in zip(self.outcome.rows, units, strict=True)]
         return self._replace(outcome=self.outcome._replace(rows=tuple(rows)))
 
     def _pairs(self) -> list[tuple[Item, Verdict]]:
-        """What is known of the quotas, each with its item."""
+        """Returns the quotas of which a verdict is known, with it."""
         pairs: list[tuple[Item, Verdict]] = []
         for policy, rows in zip(self.policies, self.outcome.rows, strict=True):
             items = policy.items
             if rows and len(rows) < len(items):
-                # A lease tells the tightest, and its limits differ.
+                # A lease has told only the tightest quota, which its limit identifies.
                 items = tuple(item for item in items if item.limit == rows[0].limit)
             pairs += zip(items, rows or (), strict=False)
         return pairs
 
     def fields(self) -> dict[str, str]:
-        """The header fields: of each item the units left, and the seconds to make do with them."""
+        """Returns the header fields: each quota, the units left of it, and the seconds until all are free."""
         return {
             "RateLimit-Policy": ", ".join([item.text for policy in self.policies for item in policy.items]),
             "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in self._pairs()]),
         }
 
     def answer(self) -> Answer:
-        """What to tell the client."""
         fields = self.fields()
         if not self.outcome.limited:
             return Answer(200, fields)
@@ -180,14 +174,14 @@ class Standing(NamedTuple):
         if self.outcome.retry_after is not None:
             status = 429
             fields["Retry-After"] = str(_seconds(self.outcome.retry_after))
-            # Retry-After is to be no earlier than any of these waits: a row that does not refuse has none.
+            # The draft wants Retry-After to be no earlier than any wait here, so rows that do not refuse tell none.
             fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in pairs])
         violated = [item.name for item, row in pairs if row.limited]
         return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
 def together(standings: Sequence[Standing]) -> Standing:
-    """Joins standings for one answer. Only the last may have refused."""
+    """Joins standings for one answer. None but the last may have refused."""
     if len(standings) == 1:
         return standings[0]
     rows = tuple(row for each in standings for row in each.outcome.rows)
@@ -202,12 +196,12 @@ def check_cost(cost: int) -> None:
 
 
 def away() -> Answer:
-    """What to tell a client that is not let through while Redis is away."""
+    """Makes the answer to a client that is not let through while Redis is away."""
     return _problem(503, {"Retry-After": "1"}, {"title": "The rate limiter is away"})
 
 
 def beside(answer: Answer, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fields of another answer that this one takes over: all but those it names itself, and those about the body."""
+    """Returns the fields of another answer to keep beside this one: all except its own and those about the body."""
     replaced = _ABOUT_BODY.union(name.lower() for name in answer.fields)
     return [(name, value) for name, value in fields if name.lower() not in replaced]
 
@@ -223,17 +217,17 @@ def _problem(status: int, fields: Mapping[str, str], problem: Mapping[str, objec
 
 
 def _seconds(wait: timedelta) -> int:
-    """Rounded up, so that waiting this long is enough."""
+    """Returns a wait in whole seconds, rounded up so that waiting this long is enough."""
     return -(-wait // _SECOND)
 
 
 def _name(window: Window) -> str:
-    """A window as it was written, or in seconds."""
+    """Returns a window as it was written, or in seconds."""
     return window if isinstance(window, str) else f"{timedelta_of(window) // _SECOND}s"
 
 
 def _string(text: str) -> str:
-    """A string of a structured field."""
+    """Writes a text as a string of a structured field (RFC 9651)."""
     if not re.fullmatch(r"[ -~]*", text):
         raise ValueError(f"a name in a header field must be printable ASCII: {text!r}")
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any
 
-import redis.exceptions
 from limits import storage as sync
 from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
@@ -27,6 +26,7 @@ from limits.storage.base import TimestampedSlidingWindow
 from ._commands import wire
 from ._commands.wire import MAX_COST, Clock, Key
 from ._guard.guard import run
+from ._library import redis
 from ._lines.loop import EachLoop, Loop, LoopLines
 from ._lines.own import CLIENT_OPTIONS, socket_timeout
 from .memory import MemoryLimiter
@@ -53,14 +53,12 @@ def _end(reply: Future[Any], told: Any) -> None:
 
 
 class _Script:
-    """A script of redis-py's kind that belongs to no client."""
-
     def __init__(self, script: str) -> None:
         self.script = script
         self.sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-# The library's reset time is when the next unit frees: what a request of one more than remain waits for.
+# The library reports when the next unit frees. That is how long a request of one unit more than remain would wait.
 _PEEK_NEXT = _Script("""
 local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], unpack(ARGV, 3))
 local limited, limit, remaining = peek[1], peek[2], peek[3]
@@ -70,7 +68,8 @@ end
 return peek
 """)
 
-# The library's fixed window by a clock that is passed in. The key expires by the server's, like one written with AT.
+# The library's fixed window by a clock that is passed in. The key expires by the server's clock, a minute later, as
+# keys do that are written with AT.
 _COUNT_AS_OF = _Script("""
 local now, length = tonumber(ARGV[1]), tonumber(ARGV[2])
 if tonumber(redis.call('HGET', KEYS[1], 'ends_ms') or 0) <= now then
@@ -83,7 +82,7 @@ return redis.call('HINCRBY', KEYS[1], 'count', ARGV[3])
 
 
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
-    """The count of the window before and the seconds that it lasts, and the same of this one."""
+    """Returns what the library asks for: units and seconds left of the previous window, then of the current one."""
     length_ms = 1000 * expiry
     for window in wire.windows(reply):
         if window["window_ms"] == length_ms and window["used"]:
@@ -95,27 +94,31 @@ def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
 
 def _told(previous: int, current: int, left_ms: int, expiry: int) -> tuple[int, float, int, float]:
     left = left_ms / 1000
-    # What this window counts lasts for the next one too.
+    # Units of the current window still count in the next one.
     return previous, left if previous else 0.0, current, left + expiry if current else 0.0
 
 
 def _ms_until_window_ends(reset_after_ms: int, length_ms: int, current: int, previous: int) -> int:
-    """By the server's clock, which its exact reset tells.
+    """Computes when the window ends by the server's clock, from the exact reset in its reply.
 
-    Of n units of the window before none counts once ``n * left < length``: up to ``(length - 1) // n`` before the
-    end. Units of this window take a whole window longer.
+    Of n units of the previous window none counts any more once ``n * left < length``, so they are gone up to
+    ``(length - 1) // n`` before the window ends. Units of the current window are gone a whole window later.
     """
     left = reset_after_ms + (length_ms - 1) // (current or previous) - (length_ms if current else 0)
     return min(max(left, 0), length_ms)
 
 
 def _redis_uri(uri: str) -> str:
+    """The address of the library's own storage, which takes the client library from the scheme."""
     scheme, rest = uri.split("://", 1)
-    return f"{scheme.replace('-rl', '', 1)}://{rest}"
+    return f"{scheme.replace('-rl', '', 1).replace('redis', redis.__name__)}://{rest}"
 
 
 def _of_storage(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """A coroutine that awaits nothing but ``_call``: an asynchronous storage returns it, others what comes of it."""
+    """Lets one coroutine serve both kinds of storages: asynchronous ones return it, others run it at once.
+
+    It may await nothing but ``_call``.
+    """
 
     @wraps(method)
     def of_storage(self: _Windows, *arguments: Any, **named: Any) -> Any:
@@ -126,15 +129,15 @@ def _of_storage(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...
 
 
 class _Windows(TimestampedSlidingWindow):
-    """What all storages do. Sliding windows are aligned to the clock.
+    """The strategies of all storages. Sliding windows are aligned to the clock.
 
-    An application may change its strategy while keys live, and a key is counted by one algorithm: so each has a suffix
-    of its own, except for fixed windows without a clock, which are as those of the library.
+    A key is counted by one algorithm, and an application may change its strategy while keys live. So each strategy has
+    a suffix for its keys. Only fixed windows without a clock are stored as the library does.
     """
 
     clock: Clock | None
     _options: dict[str, Any] = {}
-    # Unless an ACL rule says no.
+    # Becomes False when an ACL rule forbids EVALSHA.
     _may_run_scripts = True
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
@@ -157,7 +160,7 @@ class _Windows(TimestampedSlidingWindow):
         return None if self.clock is None else self.clock()
 
     async def _run_script(self, script: Any, key: str, *arguments: Key | int) -> Any:
-        """As the library does, in less time."""
+        """Runs a script by its hash, without the parsing of arguments and replies that the library adds."""
         words = (1, self.prefixed_key(key), *arguments)
         try:
             return await self._call("EVALSHA", script.sha, *words)
@@ -202,7 +205,7 @@ class _Windows(TimestampedSlidingWindow):
         await self._forget("RL.SLIDING", f"{key}/sliding", expiry)
 
     async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
-        # slowapi passes on what a function of the application has computed.
+        # slowapi passes on what a function of the application returns, which may be a fraction.
         cost = math.ceil(amount)
         words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], cost, at=self._as_of())
         return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
@@ -221,27 +224,28 @@ class _Windows(TimestampedSlidingWindow):
                 return reply
             except redis.exceptions.NoPermissionError:
                 self._may_run_scripts = False
-        # As in _PEEK_NEXT.
+        # The same as _PEEK_NEXT does, in two commands.
         reply = await self._peek(key, limit, expiry, at=at)
         limited, _, remaining, *_ = reply
         return reply if limited or remaining == limit else await self._peek(key, limit, expiry, remaining + 1, at)
 
     @_of_storage
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """When the oldest unit in the moving window was taken, and how many there are."""
+        """Returns when the oldest unit in the moving window was taken, and how many units there are."""
         at = self._as_of()
         _, _, remaining, retry_after, _ = await self._peek_next(f"{key}/log", limit, expiry, at)
         now = time.time() if at is None else at / 1000
-        # One window after its start the next unit frees.
+        # The oldest unit frees one window after it was taken.
         start = now if remaining == limit else now + max(0, retry_after) / 1000 - expiry
         return start, limit - remaining
 
     @_of_storage
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Count and seconds left of the window before and of this one."""
+        """Returns units and seconds left of the previous window, then of the current one."""
         if self.clock is None:
             return _sliding_window(await self._call("RL.INFO", self.prefixed_key(f"{key}/sliding")), expiry)
-        # RL.INFO has no AT. At its start a window counts with all of the one before, and so does the next with this.
+        # RL.INFO has no AT. But at its start a window counts all units of the one before: the current window shows
+        # both counts together, the next one the current count alone.
         now, length_ms = self.clock(), 1000 * expiry
         start = now - now % length_ms
         both = MAX_COST - (await self._peek(f"{key}/sliding", MAX_COST, expiry, at=start))[2]
@@ -249,7 +253,7 @@ class _Windows(TimestampedSlidingWindow):
         return _told(both - current, current, start + length_ms - now, expiry)
 
     async def _forget(self, command: str, key: str, window: wire.Window) -> None:
-        """By a command that whoever counts may use, where DEL may be kept from applications."""
+        """Gives back all units instead of DEL, since ACL rules may allow an application no more than to count."""
         await self._call(*wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
 
     @_of_storage
@@ -263,7 +267,7 @@ class _Windows(TimestampedSlidingWindow):
         except redis.exceptions.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
-            # A fixed window.
+            # The key is a fixed window of the library.
             await self._call("DEL", self.prefixed_key(key))
 
     @_of_storage
@@ -331,7 +335,7 @@ class RedisRLClusterStorage(_SyncWindows, sync.RedisClusterStorage):
 
 
 class RedisRLSentinelStorage(_SyncWindows, sync.RedisSentinelStorage):
-    """``redis-rl+sentinel://host:port,host:port/service``. All is asked of the master: a replica may be behind."""
+    """``redis-rl+sentinel://host:port,host:port/service``. Asks only the master, since a replica may be behind."""
 
     STORAGE_SCHEME = ["redis-rl+sentinel"]
 
@@ -349,22 +353,22 @@ class AsyncRedisRLClusterStorage(_AsyncWindows, aio.RedisClusterStorage):
 
 
 class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
-    """``async+redis-rl+sentinel://host:port,host:port/service``. All is asked of the master."""
+    """``async+redis-rl+sentinel://host:port,host:port/service``. Asks only the master."""
 
     STORAGE_SCHEME = ["async+redis-rl+sentinel"]
 
 
 class _MemoryWindows(_Windows):
-    """In this process. Fixed windows begin with their first hit here too."""
+    """Counts in this process. Fixed windows begin with their first hit, as the library's do."""
 
     clock: Clock
     _may_run_scripts = False
-    base_exceptions = redis.exceptions.RedisError
+    base_exceptions = redis.RedisError
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         clock = clock or _now_ms
         self.storage = MemoryLimiter(clock=clock)
-        # What fixed windows count, and when they end; how many there are when those that have ended go.
+        # The count and the end of each fixed window. Those that have ended are dropped when there are _most.
         self._fixed: dict[str, tuple[int, int]] = {}
         self._most = 1000
         super().__init__(uri, clock=clock, **options)
@@ -397,7 +401,7 @@ class _MemoryWindows(_Windows):
 
     @_of_storage
     async def reset(self) -> int:
-        """Forgets all, and returns how many keys there were."""
+        """Deletes all keys, and returns how many there were."""
         keys = len(self._fixed) + int(await self._call("DBSIZE"))
         self._fixed.clear()
         await self._call("FLUSHALL")
@@ -409,12 +413,12 @@ def _now_ms() -> int:
 
 
 class RedisRLMemoryStorage(_MemoryWindows, sync.Storage, sync.MovingWindowSupport, sync.SlidingWindowCounterSupport):
-    """``redis-rl+memory://``, in this process."""
+    """``redis-rl+memory://``: counts in this process."""
 
     STORAGE_SCHEME = ["redis-rl+memory"]
 
 
 class AsyncRedisRLMemoryStorage(_MemoryWindows, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):
-    """``async+redis-rl+memory://``, in this process."""
+    """``async+redis-rl+memory://``: counts in this process."""
 
     STORAGE_SCHEME = ["async+redis-rl+memory"]

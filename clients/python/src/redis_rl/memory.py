@@ -1,4 +1,4 @@
-"""The limiters of the module in this process: for tests, for development, and while Redis is away.
+"""The limiters of the module, in this process: for tests, for development, and while Redis is away.
 
     limiter = RateLimiter(MemoryLimiter())
 
@@ -17,13 +17,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import redis
-from redis.exceptions import OutOfMemoryError
+from ._library import redis
 
 __all__ = ["MemoryLimiter"]
 
 _MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
-# The buffer that it begins with, and the one beyond which a buffer is given back.
+# The size of the buffer for commands and replies, and the size from which a buffer is not kept.
 _BYTES, _KEPT_BYTES = 2**14, 2**20
 _MOST_KEYS = 2**32 - 1
 _MOST_WORD_BYTES = 2**16
@@ -45,7 +44,7 @@ def _compiled() -> tuple[Any, Any]:
 
 
 class MemoryLimiter:
-    """Takes the place of a client of redis-py: for limiters, guards, leases and throttles.
+    """Takes the place of a client for limiters, guards, leases and throttles.
 
     It has the commands of the module, and DEL, EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Threads may share it.
     """
@@ -66,12 +65,12 @@ class MemoryLimiter:
         self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
         exports["start"](self._store, max_keys, secrets.randbits(63))
         self._size = self._at = 0
-        # What ended the module in the middle of a call: what it holds is not to be trusted any more.
+        # The error that ended the module in the middle of a call: its counts cannot be trusted any more.
         self._failed: Exception | None = None
         self._resize(_BYTES)
 
     def execute_command(self, *words: str | bytes | int) -> Any:
-        """The reply as redis-py has it, or its ``ResponseError``."""
+        """Returns the reply as the client library would, or raises its ``ResponseError``."""
         encoded = [_encoded(word) for word in words]
         sizes = list(map(len, encoded))
         size = 4 * len(encoded) + sum(sizes)
@@ -82,7 +81,7 @@ class MemoryLimiter:
             if max(size, _BYTES) > self._size or self._size > _KEPT_BYTES:
                 self._resize(max(size, _BYTES))
             data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
-            # It may have grown, and moved.
+            # The module's memory may have grown and moved, so its address is looked up anew.
             ctypes.memmove(self._address(), data, size)
             try:
                 length = self._run(self._store, float(now_ms), len(encoded))
@@ -100,19 +99,19 @@ class MemoryLimiter:
         return int(now_ms)
 
     def _resize(self, size: int) -> None:
-        """Replaces the buffer by one of so many bytes."""
+        """Replaces the module's buffer by one of so many bytes."""
         self._size = 0
-        # What is called takes and returns 32 bits with a sign.
+        # WebAssembly's 32 bits are signed in wasmtime, for arguments as for results.
         at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
         if at == 0:
-            raise OutOfMemoryError("command not allowed when this process is out of memory.")
+            raise redis.OutOfMemoryError("command not allowed when this process is out of memory.")
         self._size, self._at = size, at
 
     def close(self) -> None:
-        """Does nothing, since nothing is open: clients have it."""
+        """Does nothing: it is there because clients have it."""
 
     async def aclose(self) -> None:
-        """Does nothing: asynchronous clients have it."""
+        """Does nothing: it is there because asynchronous clients have it."""
 
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at
@@ -121,7 +120,7 @@ class MemoryLimiter:
 def _encoded(word: Any) -> bytes:
     if isinstance(word, bool) or not isinstance(word, bytes | str | int):
         raise redis.DataError(f"a word is bytes, text or a whole number: {word!r}")
-    # A character has at least a byte.
+    # A character has at least a byte, so a long text is refused before it is encoded.
     if isinstance(word, int) or len(word) <= _MOST_WORD_BYTES:
         encoded = word if isinstance(word, bytes) else str(word).encode(errors="surrogatepass")
         if len(encoded) <= _MOST_WORD_BYTES:
@@ -130,7 +129,7 @@ def _encoded(word: Any) -> bytes:
 
 
 def _read(lines: Iterator[bytes]) -> Any:
-    """RESP2, in which nothing that this answers has a line break."""
+    """Reads a reply in RESP2. No text in the module's replies has a line break."""
     line = next(lines)
     kind = line[:1]
     if kind == b":":
@@ -142,6 +141,6 @@ def _read(lines: Iterator[bytes]) -> Any:
     if kind == b"-":
         error = line[1:].decode(errors="replace")
         if error.startswith("OOM "):
-            raise OutOfMemoryError(error.removeprefix("OOM "))
+            raise redis.OutOfMemoryError(error.removeprefix("OOM "))
         raise redis.ResponseError(error.removeprefix("ERR "))
     return line[1:] == b"OK"

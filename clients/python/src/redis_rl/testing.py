@@ -22,13 +22,13 @@ class Clock:
         return self.now_ms
 
     def move(self, by: float | timedelta) -> None:
-        """Lets so many seconds pass."""
+        """Moves the clock forward by so many seconds."""
         self.now_ms += round((by if isinstance(by, timedelta) else timedelta(seconds=by)) / timedelta(milliseconds=1))
 
     def sleep(self, seconds: float) -> None:
-        """As ``time.sleep``, at once."""
+        """Moves the clock instead of sleeping, in place of ``time.sleep``."""
         self.move(seconds)
 
     async def async_sleep(self, seconds: float) -> None:
-        """As ``asyncio.sleep``, at once."""
+        """Moves the clock instead of sleeping, in place of ``asyncio.sleep``."""
         self.move(seconds)

@@ -1,1 +1,1 @@
-"""The commands: their words, their replies, and the limiter that sends them through the application's client."""
+"""The words of the commands and the meaning of their replies."""

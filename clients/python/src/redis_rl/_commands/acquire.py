@@ -1,4 +1,4 @@
-"""Units that are waited for. Pure, but for a clock that is an argument."""
+"""The steps of taking units and waiting for them. Pure except for the clock, which is an argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wire import MAX_COST, MILLISECOND, Algorithm, Clock, Key, Quota, Row, Verd
 
 
 class Acquisition:
-    """What to ask, how long to sleep before it is asked again, and how to give back what nobody waits for any more."""
+    """Says what to ask, how long to sleep before asking again, and how to give back what comes after a cancellation."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Acquisition:
         timeout: float | None,
         clock: Clock | None,
     ) -> None:
-        """``timeout`` is in seconds, from now on."""
+        """``timeout`` is in seconds and begins now."""
         wire.check_algorithm(algorithm)
         if not wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
             raise ValueError(f"a cost that is waited for is a whole number from 0 to {MAX_COST}: {cost!r}")
@@ -39,7 +39,7 @@ class Acquisition:
         return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
 
     def words(self) -> list[Key | int]:
-        """A command that tells as of when units are taken, so that they can be given back."""
+        """Returns a command whose reply tells the time of the units, so that they can be given back."""
         at = None if self._clock is None else self._clock()
         if self._cost == 1:
             return wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, 1, at=at, partial=True)
@@ -52,7 +52,7 @@ class Acquisition:
         return verdict._replace(taken=0 if verdict.limited else self._cost)
 
     def wait_after(self, verdict: Verdict) -> float | None:
-        """The seconds after which to ask again. None: this verdict is the answer."""
+        """Returns the seconds after which to ask again, or None if this verdict is the answer."""
         if verdict.allowed or verdict.retry_after is None:
             return None
         wait_ms = verdict.retry_after // MILLISECOND
@@ -61,7 +61,7 @@ class Acquisition:
         return wait_ms / 1000
 
     def give_back_words(self, verdict: Verdict) -> list[Key | int] | None:
-        """The command that gives back what was taken, if anything was."""
+        """Returns the command that gives back what was taken, if anything was."""
         if not verdict.taken:
             return None
         return wire.take(f"RL.{self._algorithm.upper()}", self.key, self._quotas, -verdict.taken, at=verdict.at)

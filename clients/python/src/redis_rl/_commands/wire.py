@@ -35,19 +35,19 @@ _NO_WINDOW = (
 )
 
 NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
-# How the server says that it cannot read a command. redis-py leaves out a leading ERR.
+# The errors of a server that cannot read a command. The libraries leave out a leading ERR.
 _UNREADABLE = re.compile(
     r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|algorithm|each row|rows|rows of one key) must (?!be one of)"
     r"|syntax error|each word must have|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
     r"|.* all keys must map to the same key slot)"
 )
-NO_CLIENT = "a client of redis-py is needed"
+NO_CLIENT = "a client of redis-py or valkey-py is needed"
 
 
 def explained(error: Exception) -> Exception:
-    """The error, or one that says what it means that the server does not know a command."""
+    """Returns the error. If the server does not know a command, it is one that says what is missing."""
     text = str(error)
-    # The latter are the words of redis-py's cluster client.
+    # The cluster clients use the second phrase.
     if not text.startswith("unknown command") and "command doesn't exist in Redis commands" not in text:
         return error
     explained = type(error)(NOT_LOADED)
@@ -56,7 +56,7 @@ def explained(error: Exception) -> Exception:
 
 
 def is_mistake(error: Exception) -> bool:
-    """Whether it is the application's: what was asked cannot be sent, or the server cannot read it."""
+    """Whether an error is the application's mistake: its words cannot be sent, or the server cannot read them."""
     # Each library has a DataError of its own.
     unsendable = isinstance(error, TypeError | ValueError) or type(error).__name__ == "DataError"
     return unsendable or _UNREADABLE.match(str(error)) is not None
@@ -133,16 +133,16 @@ class Decision:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Decision:
-        """A decision of one row. The verdict has a time, or there is nothing to give back."""
+        """Makes a decision of one row. A verdict without a time has taken nothing."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
 
     def verdict(self) -> Verdict:
-        """What the single command replies if the rows are tiers of one key, with the time."""
+        """Returns what the single command would reply if the rows are tiers of one key, with the time."""
         return tightest(self.rows)._replace(at=self.at)
 
 
 def tightest(rows: Sequence[Verdict]) -> Verdict:
-    """The verdict that a single command would tell of several tiers."""
+    """Returns the verdict that a single command would tell of several tiers."""
     if len(rows) == 1:
         return rows[0]
     refusing = [row for row in rows if row.limited]
@@ -184,7 +184,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
-    """The limits and windows of quotas, of which each is a pair or a text, if a key can be counted by them."""
+    """Returns the limits and windows of quotas, or raises an error if a key cannot be counted by them."""
     each = [parsed(quota) if isinstance(quota, str) else (_pair(quota),) for quota in quotas]
     checked = tuple(chain.from_iterable(each))
     windows = {timedelta_of(window) for _, window in checked}
@@ -197,7 +197,7 @@ def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
 
 
 def is_whole(number: object) -> bool:
-    """Whether it is an integer. True and False are none."""
+    """Whether a number is an integer, and not True or False."""
     return isinstance(number, int) and not isinstance(number, bool)
 
 
@@ -211,10 +211,10 @@ def _pair(quota: Pair) -> Pair:
     raise TypeError(f'a quota is a text such as "5/10s" or a pair such as (5, "10s"): {quota!r}')
 
 
-# An application names few, in every call.
+# Cached because applications name the same few texts in every call.
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> tuple[Pair, ...]:
-    """The limits and windows of a text such as ``5/10s, 100/h``."""
+    """Returns the limits and windows of a text such as ``5/10s, 100/h``."""
     return tuple(_parsed_one(part.strip(" ")) for part in text.split(","))
 
 
@@ -228,7 +228,7 @@ def _parsed_one(text: str) -> Pair:
 
 
 def sendable(word: Key | int) -> Any:
-    """Also text with a lone surrogate, which UTF-8 does not allow, is a key as any other."""
+    """Encodes text that is not ASCII. A lone surrogate, which UTF-8 does not allow, is sent too."""
     return word.encode(errors="surrogatepass") if isinstance(word, str) and not word.isascii() else word
 
 
@@ -241,7 +241,7 @@ def take(
     at: int | None = None,
     partial: bool = False,
 ) -> list[Key | int]:
-    """What takes from one key, or RL.PEEK. What is wrong with the arguments the server says, at no risk."""
+    """Returns the words of a command for one key. Arguments are not checked: the server refuses what is wrong."""
     words: list[Key | int] = [command, sendable(key)]
     for quota in quotas:
         for limit, window in parsed(quota) if isinstance(quota, str) else (_pair(quota),):
@@ -311,7 +311,7 @@ def _wait(milliseconds: int) -> timedelta | None:
 
 
 def info(reply: Any) -> Info | None:
-    """The map of RL.INFO, or None for a missing key."""
+    """Reads the reply of RL.INFO, which is None for a missing key."""
     if reply is None:
         return None
     fields = _fields(reply)
@@ -333,12 +333,12 @@ def info(reply: Any) -> Info | None:
 
 
 def windows(reply: Any) -> list[dict[str, Any]]:
-    """The windows in RL.INFO's reply, as it has them."""
+    """Returns the windows in RL.INFO's reply, each with its fields."""
     return [] if reply is None else [_fields(window) for window in _fields(reply)["windows"]]
 
 
 def _fields(reply: Any) -> dict[str, Any]:
-    """A map, which RESP2 sends as a flat array. Names are bytes unless the client decodes them."""
+    """Reads a map, which RESP2 sends as a flat array. Names are bytes unless the client decodes them."""
     pairs = reply.items() if isinstance(reply, Mapping) else zip(reply[::2], reply[1::2], strict=True)
     return {_text(name): value for name, value in pairs}
 

@@ -1,4 +1,4 @@
-"""Whom to limit where nobody logs in."""
+"""The network address by which requests are limited where nobody logs in."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _IPV4_IN_IPV6 = {0, 0xFFFF, 0xFFFF_0000, 0x0064_FF9B << 64}
 
 
 def behind(proxies: int, peer: str | None, forwarded: Iterable[str]) -> str:
-    """The network address that the outermost of so many own proxies saw, of the values of X-Forwarded-For."""
+    """Returns the address that the outermost of ``proxies`` saw, by the values of X-Forwarded-For."""
     hops = [hop.strip() for hop in ",".join(forwarded).split(",")] if proxies else []
     path = [peer, *reversed([hop for hop in hops if hop])]
     return network(path[min(proxies, len(path) - 1)])
 
 
 def network(address: str | None) -> str:
-    """Of an IPv6 client, which has a whole network, 64 bits are named."""
+    """Returns an IPv4 address, or the /64 network of an IPv6 address, since a client usually has all of it."""
     if not address:
         return _unknown()
-    # A client may send long texts: to remember them could fill the memory.
+    # A client may send long texts, which would fill the memory if they were cached.
     return _canonical(address) if len(address) <= 64 else _canonical.__wrapped__(address)
 
 
 @lru_cache(maxsize=1)
 def _unknown() -> str:
-    """Whoever has no address, as on a Unix socket: all of them together, which the log is told once."""
+    """Names all clients without an address, as on a Unix socket, and logs that once."""
     _log.warning(
         "the address of a request is unknown: all such requests count as one client. Behind a proxy on a Unix socket, "
         "Guard(..., key=client_address(proxies=1)) names who asks"
@@ -38,10 +38,9 @@ def _unknown() -> str:
     return "unknown"
 
 
-# A busy client asks often.
 @lru_cache(maxsize=1024)
 def _canonical(address: str) -> str:
-    # Some proxies name the port too.
+    # Some proxies append the port.
     bare = re.fullmatch(r"\[([^]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+", address)
     try:
         ip = ipaddress.ip_address((bare[1] or bare[2]) if bare else address)

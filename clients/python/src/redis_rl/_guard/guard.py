@@ -1,6 +1,6 @@
-"""Which policies limit a request, what it is told, and what happens while Redis is away: for all frameworks.
+"""The guard of all frameworks: which policies limit a request, what it is told, and what happens while Redis is away.
 
-An adapter says where a request keeps its :class:`Visit`, what its network address and its route are, and how to answer.
+An adapter adds where a request keeps its :class:`Visit`, its network address, its route, and how to answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .visit import Charge, Part, Taken, Visit, settle
 
 _Result = TypeVar("_Result")
 
-# Where a request has its visit.
+# The name under which a request keeps its visit.
 VISIT = "redis_rl.visit"
-# For so long this process repeats what it has refused itself: nobody else gives back.
+# How long refusals are remembered that this process has decided itself, where nobody else can give units back.
 _LOCAL_SECONDS = 60.0
 _FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
 
@@ -43,12 +43,12 @@ _NO_LOOP = (
     "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
 )
 _log = logging.getLogger("redis_rl")
-# Whether the caller blocks its thread, in a framework that has both kinds of handlers.
+# Whether the running code blocks its thread, in a framework that has both kinds of handlers.
 blocking = ContextVar("blocking", default=False)
 
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """What comes of a coroutine that never waits for an event loop."""
+    """Runs a coroutine that never waits for an event loop."""
     token = blocking.set(True)
     try:
         work.send(None)
@@ -56,7 +56,7 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
         result: _Result = end.value
         return result
     except RuntimeError as error:
-        # What asyncio says, and so what is built on it.
+        # These are asyncio's words.
         if str(error) == "no running event loop":
             raise RuntimeError(_NO_LOOP) from error
         raise
@@ -67,7 +67,7 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def _check_keys(charges: Sequence[Charge]) -> None:
-    """Refuses two policies that would count in one key: the server does, which would count as Redis being away."""
+    """Refuses two policies that count in one key. The server's refusal would count as Redis being away."""
     if len({charge.key for charge in charges}) == len(charges):
         return
     names: dict[Any, str] = {}
@@ -77,7 +77,7 @@ def _check_keys(charges: Sequence[Charge]) -> None:
             raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key!s}")
 
 
-# Instead of a key: the network address, which each limit writes in its own way.
+# Stands for the network address among keys.
 _ADDRESS: Any = object()
 
 
@@ -88,7 +88,7 @@ def _own(answer: Any) -> Answer | None:
 
 
 def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """The answer with these fields too, unless it names them."""
+    """Returns an answer with these fields added, except those that it names itself."""
     named = {name.lower() for name in answer.fields}
     kept = {name: value for name, value in fields.items() if name.lower() not in named}
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
@@ -97,20 +97,21 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
 class Guard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
-    ``client`` is that of the application: the guard asks on connections of its own, made for the same server.
-    ``policies`` is one policy, a list that is decided in one step, or a function of the request that returns one of
-    these, or None where nothing limits the request. With an empty list only routes are limited. ``key`` is a function
-    of the request, for the policies that have none: else it is the network address. ``prefix`` stands before every key.
+    ``client`` is the application's. The guard asks the same server on connections of its own. ``policies`` is one
+    policy, a list that is decided in one step, or a function of the request that returns one of these, or None where
+    nothing limits the request. With an empty list only routes are limited. ``key`` is a function of the request for
+    policies without a key; by default it is the network address. ``prefix`` stands before every key.
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
-    this process if it is "local". ``timeout`` is in seconds in which Redis could answer: while this process is busy
-    with something else, they do not count. ``remember`` is in seconds for which a refusal is repeated without asking.
+    this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
-    ``on_decision`` is told of each decision, with its policies: a policy of a dry run has a decision of its own.
-    ``on_error`` is told why Redis did not decide a request. ``on_limited`` returns the answer to send instead of 429 or
-    403, or None for that; the header fields are kept unless it names them. ``on_away`` returns what to answer while
-    Redis is away, in place of ``fail``; None lets the request pass. The latter two, ``key`` and ``policies`` may be
-    asynchronous. ``clock`` returns the Unix time in milliseconds as of which to decide, for tests.
+    ``on_decision`` is called with each decision and its policies. A policy of a dry run has a decision of its own.
+    ``on_error`` is called with the error when Redis does not decide a request. ``on_limited`` returns the answer to
+    send in place of 429 or 403, or None for the usual one. The header fields are added unless it names them.
+    ``on_away`` replaces ``fail``: it returns the answer while Redis is away, or None to let the request pass. These
+    last two, ``key`` and ``policies`` may be asynchronous. ``clock`` returns the Unix time in milliseconds as of which
+    to decide, for tests.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Guard:
         if clock is not None and not callable(clock):
             raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
         self.all = Limit(self, policies, is_route=False)
-        # Limits by the name of their route.
+        # The limits that are a text, by the name of their route.
         self.routes: dict[str, Limit] = {}
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
@@ -154,7 +155,7 @@ class Guard:
         self._nodes = Nodes(_MEANWHILE["open" if on_away else fail])
         self._made: dict[bool, Any] = {}
         self._client = client
-        # While Redis is away.
+        # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
@@ -163,29 +164,29 @@ class Guard:
         self._on_error = on_error
         self._on_limited = on_limited
         self._on_away = on_away
-        # Policies that were told to the log, since a request has no key.
+        # The policies of which the log was told that they have not limited a request without a key.
         self._unlimited: set[str] = set()
-        # When the next warning of a request that is not decided may come, though Redis is not away.
+        # When the log may next be told of a request that was not decided although Redis is not away.
         self._next_warning = 0.0
 
     def __deepcopy__(self, memo: Any) -> Guard:
-        """Itself: see :class:`Limit`."""
+        """Returns itself, since Litestar copies what stands on a router."""
         return self
 
     @property
     def asking(self) -> Any:
-        """Decides requests: in this thread, or in the event loop that runs."""
+        """What decides requests here: in this thread, or in the running event loop."""
         blocks = self._blocks()
         made = self._made.get(blocks)
         if made is None:
-            # Two threads at once may make two, of which one is kept.
+            # If two threads come here at once, both keep the same one.
             where: Any = InThreads if blocks else InLoops
             options = {"remember": self._remember, "timeout": self._timeout, "clock": self._clock}
             made = self._made.setdefault(blocks, where(self._client, self._nodes, **options))
         return made.here()
 
     def _blocks(self) -> bool:
-        """Whether requests are decided in the thread that asks. A limiter in memory always does that."""
+        """Whether requests are decided in the calling thread, as a limiter in memory always does."""
         return isinstance(self._client, MemoryLimiter)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
@@ -195,7 +196,7 @@ class Guard:
         raise NotImplementedError
 
     def route(self, request: Any, limit: Limit) -> str | None:
-        """The name of the route that has this limit, as :func:`route_name` says."""
+        """Returns the name of the route that has this limit, made by :func:`route_name`."""
         raise NotImplementedError
 
     def visit_of(self, request: Any) -> Visit:
@@ -205,13 +206,13 @@ class Guard:
         return visit
 
     async def begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
-        """Takes what the application and the route ask, in one step."""
+        """Takes the units of the application's limit and of these limits of the route, in one step."""
         visit = Visit(self._state(request), VISIT)
         await self.take_of([self.all, *limits], request, visit=visit)
         return visit
 
     async def take_route(self, limit: Limit, request: Any) -> Taken:
-        """Takes what a route asks, unless that has been taken in the same step as the application's."""
+        """Takes the units of a route's limit, unless they were taken in the same step as the application's."""
         visit = self.visit_of(request)
         for taken in visit.taken:
             if limit in taken.limits:
@@ -221,8 +222,8 @@ class Guard:
     async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
-        If it is refused, so is the request, whatever the handler answers. ``cost`` is instead of what the policies say;
-        where there are several, by their names.
+        A refusal refuses the request, whatever the handler answers. ``cost`` replaces the costs of the policies. If
+        there are several, it is a mapping by their names.
         """
         state = self._state(request)
         if VISIT not in state:
@@ -235,13 +236,13 @@ class Guard:
     ) -> Taken:
         """Takes from all policies of these limits, the outermost first, or from none.
 
-        What was taken before in the same visit is told together, and goes back if this refuses, unless the answer has
-        begun by then.
+        The answer also tells what was taken before in the same visit. That goes back if this step refuses, unless the
+        answer has begun by then.
         """
         before = visit.taken if visit and not visit.has_begun else []
         policies: list[Policy] = []
         charges: list[Charge] = []
-        # By what the limits further out count.
+        # What the limits further out count by.
         whose = {key for taken in before for key in taken.whose}
         for limit in limits:
             chosen = await limit.of(request)
@@ -261,8 +262,8 @@ class Guard:
         try:
             parts = await self._decided(groups)
         except BaseException as reason:
+            # A request that is cancelled costs nothing.
             for taken in () if isinstance(reason, Exception) else before:
-                # It is cancelled.
                 taken.release()
             raise
         taken = Taken(limits, parts)
@@ -278,7 +279,7 @@ class Guard:
     async def _charges(
         self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
     ) -> list[Charge]:
-        """What a request takes of each policy. ``outer`` has the keys by which the limits further out count."""
+        """Returns what a request takes of each policy. ``outer`` has the keys by which limits further out count."""
         charges: list[Charge] = []
         for policy in policies:
             key: Any
@@ -296,7 +297,7 @@ class Guard:
                         _log.warning("%s does not limit a request whose key is None, as one has just had", policy.name)
                     continue
                 if key is _ADDRESS:
-                    # All that counts for an address is in one slot.
+                    # The braces put all keys of an address into one slot of a cluster.
                     key = f"{{{network(self._address(request))}}}"
                 elif not isinstance(key, str):
                     raise TypeError(f"a key is text, or None: {key!r}")
@@ -310,7 +311,7 @@ class Guard:
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
-        """The answer to a request that may not pass, which then costs nothing."""
+        """Returns the answer to a request that may not pass, and gives back what it took."""
         part, refusal = taken.parts[0], None
         if part.error:
             refusal = http.away() if self._is_closed else None
@@ -333,7 +334,7 @@ class Guard:
         return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
 
     async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
-        """By Redis, or in this process while a node that has one of the keys is away."""
+        """Has Redis decide, or this process while a node with one of the keys is away."""
         parts = await self._decided_by(self.asking, groups)
         error = next((part.error for part in parts if part.error), None)
         if error:
@@ -359,7 +360,7 @@ class Guard:
         ]
 
     def _undecided(self, error: Exception) -> None:
-        """Redis has not decided a request: it is away, or this is an error of the request's own."""
+        """Tells ``on_error`` or the log that Redis has not decided a request."""
         if self._on_error:
             self._on_error(error)
         elif not self._nodes.are_away and monotonic() >= self._next_warning:
@@ -369,12 +370,12 @@ class Guard:
     async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
 
-        Whichever limit of the request has taken them; names are looked for from the innermost outwards. Those that are
-        not named stay as they are, and those that do not limit the request are left out. The last cost counts. Returns
-        the header fields as of then.
+        A name is looked for from the innermost limit outwards. Policies that are not named keep their estimate, and
+        names of policies that do not limit this request are ignored. A later call replaces an earlier one. Returns the
+        header fields as of then.
 
-        What was not used is given back as of the time it was taken, so that nobody else's units are. What was used
-        beyond the estimate is counted even over the limit, and the next request waits. A refused request takes nothing.
+        Units that were not used go back as of the time they were taken, so that nobody else's do. Units beyond the
+        estimate are counted even over the limit, and the next request waits. A refused request takes nothing.
         """
         state = self._state(request)
         if (visit := state.get(VISIT)) is None:
@@ -384,8 +385,8 @@ class Guard:
         return await settle(visit.taken, used)
 
     async def end(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Gives back what is left of leases, within so many seconds. From then on every request is asked for."""
-        self.asking  # noqa: B018 - there is one from now on, and it is closed
+        """Gives back what is left of leases, and waits so many seconds at most. From then on nothing is leased."""
+        self.asking  # noqa: B018 - makes it if there is none, so that it can be closed
         for blocks, asking in self._made.items():
             if blocks or not blocking.get():
                 await asking.close(timeout)
@@ -394,20 +395,20 @@ class Guard:
 
 
 def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
-    """Those that are decided together, and each of a dry run."""
+    """Groups the charges that are decided together, and leaves each of a dry run by itself."""
     dry = [[charge] for charge in charges if charge.policy.dry_run]
     together = [charge for charge in charges if not charge.policy.dry_run] if dry else list(charges)
     return [together, *dry] if together else dry
 
 
 class AsyncGuard(Guard):
-    """For asynchronous frameworks."""
+    """A guard for asynchronous frameworks."""
 
     take, settle, close = Guard.take_by_hand, Guard.settle_by_hand, Guard.end
 
 
 class SyncGuard(Guard):
-    """For frameworks with threads: asks in the thread of the request."""
+    """A guard for frameworks with threads: it asks in the thread of the request."""
 
     def _blocks(self) -> bool:
         return True

@@ -9,44 +9,28 @@ from contextvars import Context
 from itertools import count
 from math import inf
 from random import uniform
-from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
 from .._commands import wire
-from .._commands.wire import MAX_COST, Clock, Key, check_seconds
+from .._commands.wire import MAX_COST, Key, check_seconds
 from .._keys import Outcome, Place, Request, Rules, Said, Share
 from .._lines.loop import EachLoop, Loop, spawn
-from .._lines.own import socket_timeout
-from ..memory import MemoryLimiter
-from .nodes import Nodes
-from .threads import CLOSE_SECONDS, InThreads
+from .threads import CLOSE_SECONDS
 
 # The first and the longest wait between tries.
 _FIRST_MS, _LONGEST_MS = 50, 1000
-# The timer that renews places does not come more often.
+# The shortest time between two rounds of renewals, so that places due at about the same time are renewed together.
 _APART_SECONDS = 0.02
 
 
-class Holding:
-    """Asks for the places of a limiter, on connections of its own."""
-
-    def __init__(self, client: Any, clock: Clock | None, sleep: Callable[[float], Any], where: Any) -> None:
-        """``where`` asks: in event loops or in threads, as a limiter in memory always does."""
-        where = InThreads if isinstance(client, MemoryLimiter) else where
-        nodes, self.clock, self.sleep = Nodes("places are not taken meanwhile"), clock, sleep
-        self.asking = where(client, nodes, remember=0, timeout=socket_timeout(client), clock=clock)
-
-    def now_ms(self) -> int:
-        return monotonic_ns() // 1_000_000 if self.clock is None else self.clock()
-
-
 class _Hold:
-    """A place, and the requests that have taken units for it."""
+    """Carries out what :class:`Place` says, with the requests that take and give back its units."""
 
     def __init__(
         self,
-        holding: Holding,
+        asking: Any,
+        sleep: Callable[[float], Any],
         key: Key,
         limit: int,
         for_: float,
@@ -57,22 +41,18 @@ class _Hold:
         check_seconds("timeout", timeout)
         if on_late is not None and not callable(on_late):
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
-        self.key = key
-        self._holding, self._for_ms, self._timeout_ms, self._on_late = (
-            holding,
-            int(for_ * 1000),
-            timeout * 1000,
-            on_late,
-        )
-        # A place is renewed whatever the limit is by now.
+        self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
+        self._for_ms, self._timeout_ms = int(for_ * 1000), timeout * 1000
+        # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
         self._share, self._renewed = (
             Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._for_ms}ms")]), 0, 0), 1)
             for units in (limit, MAX_COST)
         )
         self._place: Place | None = None
-        # Whose unit is held, and who asked last.
+        # The request whose unit is held, and the one that asked last.
         self._old: Request | None = None
         self._new: Request | None = None
+        self._asking: Any = None
         self._pid = os.getpid()
 
     def __bool__(self) -> bool:
@@ -81,44 +61,49 @@ class _Hold:
 
     @property
     def is_late(self) -> bool:
-        """Whether it could not be renewed for as long as it lasts: somebody else may have it."""
-        return self._place is not None and self._place.is_late(self._holding.now_ms())
+        """Whether it was not renewed in time, so that somebody else may have the place."""
+        return self._place is not None and self._place.is_late(self._asking.now_ms())
+
+    def _here(self) -> Iterator[float]:
+        """Begins to ask in this thread or event loop, and returns the waits between tries, in seconds."""
+        self._asking = self._asks.here()
+        return self._waits(self._asking.now_ms())
 
     def _begin(self) -> Request:
         if self:
             raise RuntimeError("this place is held already: each block calls hold")
-        self._place = Place(self._for_ms, self._holding.now_ms())
+        self._place = Place(self._for_ms, self._asking.now_ms())
         self._new = Request([self._share])
         return self._new
 
     def _tick(self) -> tuple[bool, Request | None]:
-        """Whether to tell that the place is late, and the request that renews it."""
+        """Returns whether to tell that the place is late, and the request to renew it with, if it is time."""
         assert self._place
-        says = self._place.tick(self._holding.now_ms())
+        says = self._place.tick(self._asking.now_ms())
         if "take" in says:
             self._new = Request([self._renewed])
         return "late" in says, self._new if "take" in says else None
 
     def _told(self, outcome: Outcome | BaseException) -> list[Request]:
-        """Tells the place what came of the last request, and returns what goes back."""
+        """Tells the place the outcome of the last request. Returns the requests whose units go back."""
         assert self._place
         if not isinstance(outcome, Outcome) or outcome.limited:
-            return self._back(self._place.failed(self._holding.now_ms()))
-        back = self._back(self._place.taken(self._holding.now_ms()))
+            return self._back(self._place.failed(self._asking.now_ms()))
+        back = self._back(self._place.taken(self._asking.now_ms()))
         self._old = self._new
         return back
 
     def _end(self) -> list[Request]:
-        return self._back(self._place.end(self._holding.now_ms())) if self and self._place else []
+        return self._back(self._place.end(self._asking.now_ms())) if self and self._place else []
 
     def _back(self, says: list[Said]) -> list[Request]:
         of = {"give back old": self._old, "give back new": self._new}
         return [request for said in says if (request := of.get(said))]
 
     def _waits(self, began_ms: int) -> Iterator[float]:
-        """The seconds after which to try again. The last try is at the end of the timeout."""
+        """Yields the seconds after which to try again. The last try is at the end of the timeout."""
         for tries in count():
-            left_ms = began_ms + self._timeout_ms - self._holding.now_ms()
+            left_ms = began_ms + self._timeout_ms - self._asking.now_ms()
             if left_ms <= 0:
                 return
             yield min(left_ms, uniform(0.5, 1) * min(_FIRST_MS * 2 ** min(tries, 10), _LONGEST_MS)) / 1000
@@ -128,21 +113,21 @@ class Hold(_Hold):
     """A place in a ``with`` block of :meth:`RateLimiter.hold`, true if it is held."""
 
     def __enter__(self) -> Hold:
-        waits = self._waits(self._holding.now_ms())
+        waits = self._here()
         while True:
             outcome = self._ask(self._begin())
             if isinstance(outcome, Exception):
                 raise outcome
             if self or (wait := next(waits, None)) is None:
                 return self
-            self._holding.sleep(wait)
+            self._sleep(wait)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self._end():
-            self._holding.asking.give_back(request)
+            self._asking.give_back(request)
 
     def renew(self) -> bool:
-        """Renews the place if a third of its time is over. Returns whether it has been certain until now."""
+        """Renews the place if a third of its time is over. Returns False if somebody else may have had it."""
         if not self:
             return False
         is_late, request = self._tick()
@@ -155,26 +140,24 @@ class Hold(_Hold):
     def _ask(self, request: Request) -> Outcome | Exception:
         told: Outcome | Exception
         try:
-            [told] = self._holding.asking.ask([request])
+            [told] = self._asking.ask([request])
         except BaseException as interruption:
             self._told(interruption)
             raise
         for each in self._told(told):
-            self._holding.asking.give_back(each)
+            self._asking.give_back(each)
         return told
 
 
 class AsyncHold(_Hold):
-    """A place in an ``async with`` block of :meth:`AsyncRateLimiter.hold`, true if it is held. It is renewed."""
+    """A place in an ``async with`` block of :meth:`AsyncRateLimiter.hold`, true if it is held. A timer renews it."""
 
-    _asking: Any
     _renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncHold:
-        self._asking = self._holding.asking.here()
-        waits = self._waits(self._holding.now_ms())
+        waits = self._here()
         while True:
-            # If it is cancelled, what is on its way goes back.
+            # If this task is cancelled, decide gives back the unit that may be on its way.
             [outcome] = await self._asking.decide([self._begin()])
             self._told(outcome)
             if isinstance(outcome, Exception):
@@ -184,7 +167,7 @@ class AsyncHold(_Hold):
                 return self
             if (wait := next(waits, None)) is None:
                 return self
-            await self._holding.sleep(wait)
+            await self._sleep(wait)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -194,13 +177,13 @@ class AsyncHold(_Hold):
             for request in self._end():
                 await self._asking.release(request, CLOSE_SECONDS)
             if self._renewal:
-                # It gives back both.
+                # The renewal under way gives back both units: the one held and the one it has asked for.
                 await asyncio.wait([self._renewal], timeout=CLOSE_SECONDS)
 
     def seconds_left(self) -> float:
-        """Until the next tick is due."""
+        """The seconds until the next tick is due, infinite if none is."""
         due = self._place.due if self and self._place else None
-        return inf if due is None else (due - self._holding.now_ms()) / 1000
+        return inf if due is None else (due - self._asking.now_ms()) / 1000
 
     def tick(self, loop: Loop) -> None:
         is_late, request = self._tick() if self else (False, None)
@@ -224,7 +207,7 @@ class AsyncHold(_Hold):
 
 
 class _Renewals:
-    """One timer for all places of an event loop."""
+    """Renews all places of an event loop by one timer."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -8,19 +8,16 @@ from typing import Any, Generic, TypeVar
 from .._commands import wire
 from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
 from .._keys import Outcome, Request, Rules, Share
-from .._lines.own import socket_timeout
-from ..memory import MemoryLimiter
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
-from .nodes import Nodes
-from .threads import CLOSE_SECONDS, InThreads
+from .threads import CLOSE_SECONDS, InThreads, asking_of
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
+NOT_DECIDED = "requests are not decided meanwhile"
+
 
 class _Leased(Generic[_Limiter]):
-    """A limiter that leases, and what it is told."""
-
     _asks: type
     _where: Any
 
@@ -49,19 +46,19 @@ class _Leased(Generic[_Limiter]):
             raise ValueError(f"the units of a lease are a whole number from 0: {units!r}")
         check_seconds("duration", duration)
         check_seconds("remember", remember)
-        client: Any = limiter.client
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
-        where: Any = InThreads if isinstance(client, MemoryLimiter) else self._where
-        self._asking = asking_of(limiter, where, remember)
+        self._asking: Any = asking_of(
+            limiter.client, limiter.clock, self._where, remember=remember, meanwhile=NOT_DECIDED
+        )
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
-    """The same for ``redis.asyncio``; see :class:`Leases`. Of several event loops each has leases of its own."""
+    """:class:`Leases` for an :class:`AsyncRateLimiter`. Each event loop has leases of its own."""
 
     _asks, _where = AsyncRateLimiter, InLoops
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
-        """Takes units, of the lease if it has them."""
+        """Takes units, from the lease if it has enough."""
         if type(cost) is not int:
             _check_cost(cost)
         key, here = wire.sendable(key), self._asking.here()
@@ -96,7 +93,7 @@ class Leases(_Leased[RateLimiter]):
     _asks, _where = RateLimiter, InThreads
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
-        """Takes units, of the lease if it has them."""
+        """Takes units, from the lease if it has enough."""
         return take(self._asking, key, self._rules, cost)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
@@ -110,14 +107,8 @@ class Leases(_Leased[RateLimiter]):
         self.close()
 
 
-def asking_of(limiter: RateLimiter | AsyncRateLimiter, where: Any, remember: float) -> Any:
-    """Asks as a limiter would, on connections of its own."""
-    client, nodes = limiter.client, Nodes("requests are not decided meanwhile")
-    return where(client, nodes, remember=remember, timeout=socket_timeout(client), clock=limiter.clock)
-
-
 def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
-    """Takes units in this thread, of a lease if that has them."""
+    """Takes units in this thread, from a lease if it has enough."""
     if type(cost) is not int:
         _check_cost(cost)
     key = wire.sendable(key)

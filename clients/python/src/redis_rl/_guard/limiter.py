@@ -1,4 +1,4 @@
-"""The limiter. The synchronous and the asynchronous one share their commands, and differ in how they send them."""
+"""The limiter. Its synchronous and its asynchronous form share the commands and differ in how they send them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from functools import cached_property, partial
 from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar
 
-from redis import Redis, RedisCluster
-from redis.asyncio import Redis as AsyncRedis
-from redis.asyncio import RedisCluster as AsyncRedisCluster
-from redis.asyncio.client import Pipeline as AsyncPipeline
-from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
-from redis.client import Pipeline
-from redis.cluster import ClusterPipeline
-
 from .._commands import wire
 from .._commands.acquire import Acquisition
 from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
-from .hold import AsyncHold, Hold, Holding
+from .._lines.own import kinds_of
+from .hold import AsyncHold, Hold
 from .loops import InLoops
-from .threads import InThreads
+from .threads import InThreads, asking_of
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
@@ -35,24 +28,38 @@ class Client(Protocol):
     """A client of redis-py, or one with its interface, for one server or for a cluster."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Sends a command and returns its reply, or what is awaited for it."""
+        """Sends a command and returns its reply, or an awaitable of it."""
 
 
 def check_client(client: Any) -> None:
-    """Raises an error unless this is a client that replies at once."""
-    if isinstance(client, Pipeline | ClusterPipeline | AsyncPipeline | AsyncClusterPipeline):
+    """Raises an error unless this is a client, and not a pipeline."""
+    if any(kind.__name__.endswith("Pipeline") for kind in kinds_of(client)):
         raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
     if not hasattr(client, "execute_command"):
         raise TypeError(f"{wire.NO_CLIENT}: {client!r}")
 
 
-class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
-    """The commands, each with what it returns: a verdict, say, or a coroutine of one."""
+def _is_async(client: Any) -> bool:
+    return any(".asyncio." in kind.__module__ for kind in kinds_of(client))
 
-    clock: Clock | None
+
+class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
+    """The commands. Each returns its result, such as a verdict, or a coroutine of it."""
+
+    _where: Any
+
+    def __init__(self, client: Client, clock: Clock | None, sleep: Callable[[float], Any]) -> None:
+        check_client(client)
+        self.client, self._sleep = client, sleep
+        self.clock: Clock | None = clock or getattr(client, "clock", None)
+
+    @cached_property
+    def _asking(self) -> Any:
+        meanwhile = "places are not taken meanwhile"
+        return asking_of(self.client, self.clock, self._where, remember=0, meanwhile=meanwhile)
 
     def _as_of(self, at: int | None) -> int | None:
-        """The time to name in a command. None: the server's clock decides."""
+        """The time that a command names in AT, or None if the server's clock decides."""
         return self.clock() if at is None and self.clock is not None else at
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
@@ -60,7 +67,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         raise NotImplementedError
 
     def _wait_for(self, acquisition: Acquisition) -> Any:
-        """Asks until it is answered for good."""
+        """Asks, sleeps and asks again until the units are taken or the acquisition gives up."""
         raise NotImplementedError
 
     def fixed(
@@ -130,11 +137,11 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         return self._call(wire.take_all(rows, force, self._as_of(at)), wire.decision)
 
     def info(self, key: Key) -> _Info:
-        """What is counted in a key, None if nothing is: RL.INFO."""
+        """Returns what is counted in a key, or None if the key does not exist: RL.INFO."""
         return self._call(["RL.INFO", wire.sendable(key)], wire.info)
 
     def reset(self, key: Key) -> _Bool:
-        """Forgets what is counted in a key, and tells whether there was one: DEL."""
+        """Deletes a key and tells whether it existed: DEL."""
         return self._call(["DEL", wire.sendable(key)], bool)
 
     def acquire(
@@ -162,6 +169,8 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
     Threads may share a limiter if they may share its client.
     """
 
+    _where = InThreads
+
     def __init__(
         self, client: Client, *, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
     ) -> None:
@@ -169,16 +178,9 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
 
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
-        if isinstance(client, AsyncRedis | AsyncRedisCluster):
+        if _is_async(client):
             raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
-        check_client(client)
-        self.client = client
-        self.clock = clock or getattr(client, "clock", None)
-        self._sleep = sleep
-
-    @cached_property
-    def _holding(self) -> Holding:
-        return Holding(self.client, self.clock, self._sleep, InThreads)
+        super().__init__(client, clock, sleep)
 
     def hold(
         self,
@@ -199,7 +201,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
         for ``timeout`` seconds, in no particular order. ``on_late`` is called with the key by a ``renew`` that comes
         too late. Raises an error if Redis is away.
         """
-        return Hold(self._holding, key, limit, for_, timeout, on_late)
+        return Hold(self._asking, self._sleep, key, limit, for_, timeout, on_late)
 
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
@@ -226,7 +228,9 @@ class AsyncRateLimiter(
         Coroutine[Any, Any, bool],
     ]
 ):
-    """The same for ``redis.asyncio``; see :class:`RateLimiter`."""
+    """A :class:`RateLimiter` for the clients of ``redis.asyncio`` and ``valkey.asyncio``: its methods are awaited."""
+
+    _where = InLoops
 
     def __init__(
         self,
@@ -239,17 +243,10 @@ class AsyncRateLimiter(
 
         ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
         """
-        if isinstance(client, Redis | RedisCluster):
+        if kinds_of(client) and not _is_async(client):
             raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
-        check_client(client)
-        self.client = client
-        self.clock = clock or getattr(client, "clock", None)
-        self._sleep = sleep
+        super().__init__(client, clock, sleep)
         self._giving_back: set[asyncio.Task[Verdict]] = set()
-
-    @cached_property
-    def _holding(self) -> Holding:
-        return Holding(self.client, self.clock, self._sleep, InLoops)
 
     def hold(
         self,
@@ -265,12 +262,12 @@ class AsyncRateLimiter(
         As :meth:`RateLimiter.hold`, but the place is renewed every third of ``for_``. ``on_late`` is called once if
         that fails for so long that somebody else may have the place; it is tried on, and the block is not ended.
         """
-        return AsyncHold(self._holding, key, limit, for_, timeout, on_late)
+        return AsyncHold(self._asking, self._sleep, key, limit, for_, timeout, on_late)
 
     async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
             reply: Any = self.client.execute_command(*words)
-            # What decides in this process has answered.
+            # A limiter in memory replies at once.
             return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
             if (explained := wire.explained(error)) is not error:
@@ -291,7 +288,7 @@ class AsyncRateLimiter(
             await self._sleep(wait)
 
     def _give_back(self, acquisition: Acquisition, asked: asyncio.Future[Verdict]) -> None:
-        """Gives back what comes when nobody waits for it any more."""
+        """Gives back the units that a cancelled task has been granted after all."""
         if asked.cancelled() or asked.exception():
             return
         if words := acquisition.give_back_words(asked.result()):
@@ -300,6 +297,6 @@ class AsyncRateLimiter(
 
     def _end_give_back(self, task: asyncio.Task[Verdict]) -> None:
         self._giving_back.discard(task)
-        # Fewer pass if it is lost.
+        # An error is read, so that asyncio does not log it. The units then free themselves when their window ends.
         if not task.cancelled():
             task.exception()

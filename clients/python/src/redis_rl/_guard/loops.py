@@ -1,4 +1,4 @@
-"""Does what :class:`Keys` says, in event loops."""
+"""Carries out in event loops what :class:`Keys` decides: sends its commands and gives its answers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class InLoop:
         self._loop, self._nodes, self._clock = loop, nodes, clock or getattr(client, "clock", None)
         self.lines = LoopLines(client, loop, timeout)
         self.keys = Keys(int(remember * 1000), slot_of=self.lines.slot_of)
-        # Those that give back, or may bring a lease.
+        # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
 
     def known(self, key: Key, rules: Rules, cost: int) -> Verdict | None:
-        """What a request of one share is told without asking."""
-        return self.keys.known(self._now_ms(), key, rules, cost)
+        """Returns what a request of one share is told without asking the server, if that is known."""
+        return self.keys.known(self.now_ms(), key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
-        """What requests are told, or why they are not decided. What is cancelled gives back."""
+        """Returns the outcome of each request, or the error. A task that is cancelled gives its units back."""
         if self._nodes.are_away:
             shares = [share for request in requests for share in request.shares]
             if away := self._nodes.ask(shares, self.lines.node_of):
@@ -54,7 +54,7 @@ class InLoop:
                 return [away[0].error] * len(requests)
         if self._clock is not None:
             self._tick()
-        # All are on their way before the first is waited for.
+        # All requests are sent before the first reply is awaited.
         asked = [self._ask(self.keys.take, request) for request in requests]
         try:
             return [await each for each in asked]
@@ -75,11 +75,11 @@ class InLoop:
         if self._is_elsewhere():
             self._loop.call_soon_threadsafe(self.give_back, request)
             return
-        self._tell(self.keys.give_back, self._now_ms(), request)
+        self._tell(self.keys.give_back, self.now_ms(), request)
 
     async def release(self, request: Request, timeout: float) -> None:
         """Gives back, and waits for so many seconds at most until the server has it."""
-        await self._land(self._tell(self.keys.give_back, self._now_ms(), request), timeout)
+        await self._land(self._tell(self.keys.give_back, self.now_ms(), request), timeout)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a thread for code that is not asynchronous, of a request that this loop has decided."""
@@ -94,11 +94,11 @@ class InLoop:
             request.waiter = [waiter]
         else:
             request.waiter.append(waiter)
-        self._tell(event, self._now_ms(), request, *arguments)
+        self._tell(event, self.now_ms(), request, *arguments)
         return waiter
 
     def _tell(self, event: Callable[..., Step], *arguments: Any) -> list[Command]:
-        """Tells the keys what happens, gives the answers that follow, and returns the commands, which it sends."""
+        """Tells the keys what happens, gives the answers that follow, and sends and returns the commands."""
         step = event(*arguments)
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
@@ -125,12 +125,12 @@ class InLoop:
         if is_away(reply) and command.is_wanted():
             self._nodes.failed(reply, node, command.shares[0])
         if command.awaits_reply:
-            # Rounded up: a wait that is counted from it is not told a millisecond too short.
+            # Rounded up, so that no remembered wait ends a millisecond too early.
             now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
             self._tell(self.keys.reply, now_ms, command, command.read(reply))
 
     def _probe(self, node: Node, share: Share) -> None:
-        """Asks a node that is away for no units. No request waits for the answer."""
+        """Asks a node that is away for zero units. No request waits for the answer."""
         words = Command([share]).words(None if self._clock is None else self._clock())
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 
@@ -145,7 +145,8 @@ class InLoop:
                 self._probe(node, share)
 
     def _tick(self) -> None:
-        self._tell(self.keys.tick, self._now_ms())
+        self._timer = None
+        self._tell(self.keys.tick, self.now_ms())
 
     def _set_timer(self, next_tick_ms: int) -> None:
         if self._clock or (self._timer and next_tick_ms >= self._timer_ms):
@@ -153,15 +154,11 @@ class InLoop:
         if self._timer:
             self._timer.cancel()
         self._timer_ms = next_tick_ms
-        seconds = (next_tick_ms - self._now_ms()) / 1000
-        self._timer = self._loop.call_later(seconds, self._end_timer, context=Context())
-
-    def _end_timer(self) -> None:
-        self._timer = None
-        self._tick()
+        seconds = (next_tick_ms - self.now_ms()) / 1000
+        self._timer = self._loop.call_later(seconds, self._tick, context=Context())
 
     async def close(self, timeout: float) -> None:
-        """Gives back all leases, within so many seconds. From then on nothing is leased."""
+        """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
         self._tell(self.keys.close)
         await self._land(self._under_way, timeout)
         await self.lines.close_idle()
@@ -175,7 +172,7 @@ class InLoop:
 
 
 class InLoops(EachLoop[InLoop]):
-    """Asks in the event loop that runs, which has leases and connections of its own."""
+    """Asks in the running event loop. Each loop has leases and connections of its own."""
 
     def __init__(
         self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None

@@ -1,4 +1,4 @@
-"""Which servers are away, and what is said of it."""
+"""Which servers are away, and what the log says about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("redis_rl")
 
 
 class Found(NamedTuple):
-    """A node that is away, and why; what to probe it for, and whether to do so now."""
+    """A node that is away, the error, the share to probe it with, and whether to probe it now."""
 
     node: Node
     error: Exception
@@ -27,14 +27,14 @@ class Found(NamedTuple):
 
 
 class _Entry:
-    """A node while it is away, and what has found it so."""
+    """The state of a node that is away, with the error and the share of the request that found out."""
 
     def __init__(self, error: Exception, share: Share) -> None:
         self.away, self.error, self.share = Away(), error, share
 
 
 class Nodes:
-    """The servers that are away, for all threads and event loops. Tells the log once of the beginning and the end."""
+    """The servers that are away, for all threads and event loops. Logs once when that begins and once when it ends."""
 
     def __init__(self, meanwhile: str) -> None:
         self._meanwhile = meanwhile
@@ -46,31 +46,31 @@ class Nodes:
         return bool(self._away)
 
     def failed(self, error: Exception, node: Node, share: Share) -> None:
-        """A server could not answer what asked for this share."""
+        """Notes that a node could not answer a request for this share."""
         with self._lock:
             if node in self._away:
                 return
-            # A copy, without the frames of a request that the original leads to.
+            # A copy has no traceback, which would keep the request alive.
             self._away[node] = entry = _Entry(copy(error), share._replace(cost=0))
             entry.away.failed(_now_ms())
             is_first = len(self._away) == 1
         if is_first:
             said = said_by(error)
             state = state_of(said)
-            # Of an unknown command the server quotes the words, and so the key of a user.
+            # The server quotes the words of an unknown command, and with them a user's key, which stays out of the log.
             reply = text_of(said).partition(", with args")[0]
             why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
             _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
-        """Those of the nodes with these keys that are away."""
+        """Returns those nodes with keys of these shares that are away."""
         found: list[Found] = []
         nodes = {node_of(share.key) for share in shares}
         with self._lock:
             before = self._away.copy()
             for node, entry in before.items():
                 if node_of(entry.share.key) != node:
-                    # Another has taken over.
+                    # Another node of the cluster has taken over the slot.
                     del self._away[node]
                 elif node in nodes:
                     is_probed = entry.away.ask(_now_ms()) == "probe"
@@ -81,12 +81,12 @@ class Nodes:
         return found
 
     def error_of(self, node: Node) -> Exception | None:
-        """Why a node is away, if it is."""
+        """Returns the error for which a node is away, or None if it is not."""
         entry = self._away.get(node)
         return copy(entry.error) if entry else None
 
     def probed(self, node: Node, answered: bool) -> float | None:
-        """A probe was answered in time, or not. Returns in how many seconds another is due if nobody asks before."""
+        """Notes whether a probe was answered in time. Returns the seconds until another is due, if one is."""
         with self._lock:
             entry = self._away.get(node)
             if entry is None:

@@ -14,20 +14,20 @@ from urllib.parse import quote
 from ..http import Policy, RoutePolicy
 
 Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
-"""What limits a request."""
+"""The policies that limit one request."""
 Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen | Awaitable[Chosen]]
-"""One policy, several, or a function of the request that chooses. A text of quotas is a policy named ``requests``, of a
-route after that: ``GET /search``."""
+"""One policy, several, or a function of the request that chooses. A text of quotas is a policy. It is named
+``requests``, or after its route: ``GET /search``."""
 Cost: TypeAlias = int | Mapping[str, int]
-"""Units; by the name of the policy where there are several."""
+"""The units of a request, or those of each policy by its name."""
 KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
-"""Whose quotas a request takes."""
+"""A function of the request that names whose quotas it takes."""
 
 _View = TypeVar("_View")
 
 _log = logging.getLogger("redis_rl")
 
-# Where a handler has the limits of its route.
+# The attribute of a handler that has the limits of its route.
 LIMITS = "redis_rl_limits"
 _MAX_ROWS = 64
 
@@ -43,18 +43,18 @@ class Limit:
         self.guard = guard
         self._function = policies if callable(policies) else None
         self.text = policies if is_route and isinstance(policies, str) else None
-        # What is wrong with a text is an error now, not at the first request.
+        # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
         if is_route and self.fixed and guard.all.fixed:
             check_together([*guard.all.fixed, *self.fixed])
-        # Of a text: the name of the route, once that is known, or what is wrong; and what an adapter knows of routes.
+        # For a text: the name of its route once that is known, or the mistake. The adapter caches routes in ``known``.
         self._route: str | None = None
         self._mistake = ""
         self.known: dict[Any, tuple[Any, str | None]] = {}
 
     def __deepcopy__(self, memo: Any) -> Limit:
-        """Itself: Litestar copies what stands on a router."""
+        """Returns itself, since Litestar copies what stands on a router."""
         return self
 
     async def of(self, request: Any) -> tuple[Policy, ...]:
@@ -72,7 +72,7 @@ class Limit:
         return _checked(await resolved(self._function(request)))
 
     def stands_on(self, name: str | None) -> None:
-        """Gives a text the name of its route, or raises what is wrong with it: from then on, on every route."""
+        """Gives a text the name of its route. A text without one name raises an error, now and from then on."""
         if not self.text or name == self._route:
             return
         if not name:
@@ -89,7 +89,7 @@ class Limit:
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
-    """``GET /items/:item``: as ASCII without braces, which Redis would take for a hash tag."""
+    """Makes a name such as ``GET /items/:item``: ASCII without braces, which Redis would take for a hash tag."""
     told = sorted(set(methods) - {"HEAD", "OPTIONS"}) or sorted(set(methods))
     text = re.sub(r"\{(\w+)[^{}]*\}", r":\1", pattern)
     return f"{','.join(told)} {quote(text, safe=re.sub('[{}]', '', punctuation))}".strip()
@@ -118,7 +118,7 @@ def check_together(policies: Sequence[Policy]) -> None:
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
-    # The server would refuse it, which would count as Redis being away.
+    # The server's refusal would count as Redis being away.
     if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
@@ -135,12 +135,12 @@ def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
 
 
 async def resolved(value: Any) -> Any:
-    # Most are text, and to ask whether that is awaitable takes longer.
+    # Most values are text, for which isawaitable would take longer.
     return value if isinstance(value, str) or not isawaitable(value) else await value
 
 
 def with_limit(view: _View, limit: Limit) -> _View:
-    """Lets the guard in front of the application know of it."""
+    """Marks a view, so that the guard in front of the application takes its limit too, in the same step."""
     view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
     return view
 

@@ -1,4 +1,4 @@
-"""Does what :class:`Keys` says in the thread that asks."""
+"""Carries out in the calling thread what :class:`Keys` decides: sends its commands and gives its answers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from .._commands import wire
 from .._commands.wire import Clock, Key
 from .._keys import Command, Keys, Outcome, Request, Step
 from .._lines.errors import is_away
-from .._lines.own import Node
+from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
 from ..memory import MemoryLimiter
 from .nodes import Nodes
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
-# However long a command may take, whoever waits for that of another thread has been told by then: else that is lost.
+# No command takes as long. A thread that has waited so long for another thread's reply concludes that it was killed.
 _LOST_SECONDS = 60.0
 
 
 class _AbandonedError(Exception):
-    """The thread that had sent the command was interrupted, by a signal handler say."""
+    """The thread that had sent the command was interrupted, such as by a signal handler."""
 
 
 class _Call:
-    """The requests of one thread, and what has come for them."""
+    """The requests of one thread, and the answers that have come for them."""
 
     __slots__ = ("answers", "asleep", "commands", "is_probe", "requests", "sent")
 
     def __init__(self, requests: Sequence[Request] = (), *, is_probe: bool = False) -> None:
         self.requests, self.is_probe = requests, is_probe
         self.answers: dict[Request, Outcome | Exception] = {}
-        # To be sent by this thread, and those whose replies are to come.
+        # The commands that this thread is to send, and those that it has sent and whose replies it has not read.
         self.commands: list[Command] = []
         self.sent: list[Command] = []
         # Held while the thread sleeps.
@@ -76,7 +76,7 @@ class _HereLines:
 
 
 class _Process:
-    """What one process knows. One that is forked begins with nothing."""
+    """The leases, refusals and connections of one process. A forked child begins with none."""
 
     def __init__(self, client: Any, remember: float, timeout: float | None, is_closed: bool) -> None:
         self.pid = os.getpid()
@@ -85,7 +85,7 @@ class _Process:
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
         self.remember_ms = int(remember * 1000)
         self.calls: set[_Call] = set()
-        # For threads that close it: calls have ended.
+        # Notified when a call ends, for a thread that closes.
         self.ended = threading.Condition(self.lock)
         self.begin(is_closed)
 
@@ -96,9 +96,9 @@ class _Process:
 
 
 class InThreads:
-    """Asks on connections that the threads of a process share. Has no thread, no timer and no loop of its own.
+    """Asks on connections that the threads of a process share. It has no thread, timer or event loop of its own.
 
-    So leases that are over go back with the next request, and the rest with :meth:`close` or when the process ends.
+    So a lease that is over goes back with the next request, by :meth:`close`, or when the process ends.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class InThreads:
         return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
 
     def known(self, key: Key, rules: Any, cost: int) -> wire.Verdict | None:
-        """What a request of one share is told without asking."""
+        """Returns what a request of one share is told without asking the server, if that is known."""
         here, now_ms = self._here(), self.now_ms()
         with here.lock:
-            # What is over goes back first.
+            # Asking gives back the leases that are over before it decides.
             return None if here.keys.is_due(now_ms) else here.keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         return self.ask(requests)
 
     def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
-        """What requests are told, or why they are not decided. What is interrupted gives back."""
+        """Returns the outcome of each request, or the error. An interrupted thread gives its units back."""
         here, is_probe = self._here(), False
         if self._nodes.are_away:
             away = self._nodes.ask([share for each in requests for share in each.shares], here.lines.node_of)
@@ -174,7 +174,7 @@ class InThreads:
                 self._wait(here, call)
                 todo = [each for each in todo if isinstance(call.answers[each], _AbandonedError)]
                 for request in todo:
-                    # It waited for a thread that was interrupted. What else it took goes back, and it asks again.
+                    # The request waited for a thread that was interrupted: it gives back what it has, and asks again.
                     call.commands += self._step(here, call, Keys.give_back, now_ms, request)
                     request.begin()
                     del call.answers[request]
@@ -197,7 +197,7 @@ class InThreads:
                     continue
                 if len(call.answers) == len(call.requests):
                     return
-                # Not a lock of import time: gevent may have come since.
+                # Made here and not when the module is imported, so that it is gevent's if gevent has patched threading.
                 asleep = call.asleep = threading.Lock()
                 asleep.acquire()
             if not asleep.acquire(timeout=_LOST_SECONDS):
@@ -205,12 +205,12 @@ class InThreads:
                     self._forget(here)
 
     def _carry_out(self, here: _Process, call: _Call, timeout: float | None = None) -> None:
-        """Sends commands, and what follows from their replies."""
+        """Sends the commands of a call, and those that follow from their replies."""
         while call.commands:
             with here.lock:
                 call.sent, call.commands = call.commands, []
             replies = self._exchange(here, call, call.sent, timeout)
-            # Rounded up: a wait that is counted from it is not told a millisecond too short.
+            # Rounded up, so that no remembered wait ends a millisecond too early.
             now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
             for reply in replies:
                 command = call.sent.pop(0)
@@ -218,10 +218,10 @@ class InThreads:
                     call.commands += self._step(here, call, Keys.reply, now_ms, command, command.read(reply))
 
     def _exchange(self, here: _Process, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
-        """The replies, or why there is none. A node that is away is asked only by probes."""
+        """Returns for each command the reply or the error. A node that is away is asked only by probes."""
         as_of = None if self._clock is None else self._clock()
         words = [(command.shares[0].key, command.words(as_of)) for command in commands]
-        # On a cluster another may have taken over when the replies are there.
+        # Looked up before sending, since another node may have taken over by the time of the replies.
         nodes = [here.lines.node_of(key) for key, _ in words] if here.lines.slot_of else [None] * len(words)
         replies: list[Any] = [None] * len(words)
         if self._nodes.are_away and not call.is_probe:
@@ -263,7 +263,7 @@ class InThreads:
         return mine
 
     def _forget(self, here: _Process) -> None:
-        """Begins with no keys after an interruption halfway. What is leased is lost; who waits asks again."""
+        """Drops all keys after an interruption halfway. Leases are lost, and threads that wait ask again."""
         here.begin(self._is_closed)
         for call in here.calls:
             for request in call.requests:
@@ -271,7 +271,7 @@ class InThreads:
             call.wake()
 
     def _abandon(self, here: _Process, call: _Call) -> None:
-        """Gives back what is interrupted, and lets those ask who waited for what this thread has sent."""
+        """Gives back the units of an interrupted thread, and makes those ask again that wait for its replies."""
         now_ms = self.now_ms()
         unanswered = [command for command in (*call.sent, *call.commands) if command.awaits_reply]
         call.commands, call.sent = [], []
@@ -285,7 +285,7 @@ class InThreads:
         self.close_now(timeout)
 
     def close_now(self, timeout: float) -> None:
-        """Gives back all leases, within so many seconds. From then on nothing is leased."""
+        """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
         self._is_closed = True
         here, until = self._process, monotonic() + timeout
         if here is None or here.pid != os.getpid():
@@ -300,9 +300,18 @@ class InThreads:
 
     @property
     def has_leases(self) -> bool:
-        """Whether any may be left in this process."""
+        """Whether this process may have leases."""
         here = self._process
         return here is not None and here.pid == os.getpid() and here.keys.next_tick_ms is not None
+
+
+def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, meanwhile: str) -> Any:
+    """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads.
+
+    ``meanwhile`` is what the log says of the time in which Redis is away.
+    """
+    where = InThreads if isinstance(client, MemoryLimiter) else where
+    return where(client, Nodes(meanwhile), remember=remember, timeout=socket_timeout(client), clock=clock)
 
 
 _all: WeakSet[InThreads] = WeakSet()
@@ -310,7 +319,7 @@ _all: WeakSet[InThreads] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """The process ends: what is leased goes back."""
+    """Gives back all leases at the end of the process."""
     for each in list(_all):
         if each.has_leases:
             each.close_now(CLOSE_SECONDS)

@@ -1,4 +1,4 @@
-"""What one request takes, and what it is told: by all limits that it passes."""
+"""What one request takes from all limits that it passes, and what it is told."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Charge(NamedTuple):
     policy: Policy
     key: str | bytes
     cost: int
-    # What a limit further in may count by too: None for a key that the policy names for all.
+    # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
     whose: Any
 
     def share(self) -> Share:
@@ -29,7 +29,7 @@ class Charge(NamedTuple):
 
 
 class Part:
-    """What was decided together: all policies of a step, or one of a dry run."""
+    """The charges that were decided together: those of all policies of a step, or that of one dry run."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Part:
         is_local: bool,
         failed: Callable[[Exception], object],
     ) -> None:
-        """``request`` knows what was taken. ``failed`` is told why it was not settled."""
+        """``request`` knows what was taken. ``failed`` is called with the error if settling fails."""
         self._asking, self._is_local, self._failed = asking, is_local, failed
         self.charges, self.request = charges, request
         self.policies = [charge.policy for charge in charges]
@@ -54,7 +54,7 @@ class Part:
         return replace(self.standing.decision, is_local=self._is_local) if self.standing else None
 
     async def settle(self, used: Mapping[str, int]) -> None:
-        """Corrects policies by their names. What has gone back stays back: who keeps trying is let in."""
+        """Corrects what was taken, by the names of policies, unless it has gone back already."""
         if self.request.gives_back:
             return
         of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
@@ -65,7 +65,7 @@ class Part:
             self._failed(outcome)
 
     def release(self) -> None:
-        """Gives back all that was taken, once."""
+        """Gives back all that was taken. A second call does nothing."""
         if self.request.gives_back:
             return
         units = [sum(counted.values()) for counted in self.request.counted]
@@ -75,7 +75,7 @@ class Part:
 
 
 class Taken:
-    """What a step took, or why it did not."""
+    """What one step took from its limits, or the refusal."""
 
     def __init__(self, limits: Sequence[Limit], parts: Sequence[Part]) -> None:
         self.limits, self.parts = limits, parts
@@ -109,17 +109,17 @@ class Taken:
         return next((part.decision for part in self.parts if part.standing and not part.policies[0].dry_run), None)
 
     async def settle(self, used: Cost) -> Mapping[str, str]:
-        """What a guard's ``settle`` does, for one that is not in front of the application."""
+        """Corrects estimates as the guard's ``settle`` does, also where no guard is in front of the application."""
         return await settle([self], used)
 
     def release(self) -> None:
-        """Gives back all that was taken, once: the request is refused further in."""
+        """Gives back all that was taken. A second call does nothing."""
         for part in self.parts:
             part.release()
 
 
 class Visit:
-    """A request, for the one answer that it gets."""
+    """A request from its first limit to its answer: what was taken for it and what the answer tells."""
 
     def __init__(self, state: MutableMapping[str, Any], key: str) -> None:
         """The visit is found by ``key`` in ``state`` while the request lasts."""
@@ -135,14 +135,14 @@ class Visit:
         self._state[self._key] = None
 
     def add(self, taken: Taken) -> None:
-        """Notes what the answer is to tell. What is taken when the answer has begun is not told any more."""
+        """Notes what the answer is to tell, unless it has begun. After a refusal everything goes back."""
         if self.has_begun:
             return
         self.taken.append(taken)
         if taken.refused:
             self.refusal = taken.refusal
         if self.refusal:
-            # It costs nothing, also what was asked for at once, or after an application caught the refusal.
+            # A refused request costs nothing, even if the application asked several limits or caught the refusal.
             for each in self.taken:
                 each.release()
 
@@ -155,7 +155,7 @@ def _fields(standings: Sequence[Standing]) -> Mapping[str, str]:
 
 
 async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
-    """Settles what was taken for one request, by the names of policies; the last is the innermost."""
+    """Settles what was taken for one request, by the names of policies. The last of ``taken`` is the innermost."""
     if not isinstance(used, Mapping):
         names = [policy.name for each in taken for policy in each.policies]
         if len(names) > 1:

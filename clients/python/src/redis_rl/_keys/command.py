@@ -1,4 +1,4 @@
-"""What is sent for requests."""
+"""The commands that are sent for requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from .shares import Outcome, Share
 
 
 class Command:
-    """A command to send."""
-
     __slots__ = ("at", "force", "indices", "key", "request", "shares", "size")
 
     def __init__(
@@ -29,9 +27,9 @@ class Command:
         at: int | None = None,
         force: bool = False,
     ) -> None:
-        """Asks for the shares of a request that have these indices, or gives them back as of ``at``.
+        """Asks for the shares of a request that have these indices, or gives shares back as of ``at``.
 
-        It is the one in flight of a ``key``, with ``size`` units more.
+        With ``key`` it is the command in flight of that key, and asks for ``size`` more units to lease.
         """
         self.shares, self.request, self.indices = shares, request, indices
         self.key, self.size, self.at, self.force = key, size, at, force
@@ -47,21 +45,21 @@ class Command:
         return self.request is not None and (self.force or self.at is not None)
 
     def is_wanted(self) -> bool:
-        """Whether it is to be sent, if it has not been: not if all that waited for it are cancelled."""
+        """Whether to send it if it has not left: not if all requests that wait for it are cancelled."""
         if not self.request or not self.request.gives_back or self.settles:
             return True
         return self.key is not None and bool(self.key.waiting)
 
     @property
     def _is_single(self) -> bool:
-        # Of one unit by one quota the single command tells all, and is cheaper.
+        # For one unit by one quota the single command tells as much as RL.ALL, and is cheaper.
         if self.size or len(self.shares) > 1 or self.settles:
             return self.size > 0
         [share] = self.shares
         return not self.awaits_reply or (share.cost == 1 and len(share.rules.quotas) == 1)
 
     def words(self, at: int | None = None) -> list[Name | int]:
-        """What is sent, to decide as of ``at`` unless it gives back."""
+        """Returns the words to send. ``at`` is when to decide as of, unless the command gives back."""
         at = at if self.at is None else self.at
         if self._is_single:
             share = self.shares[0]
@@ -81,9 +79,7 @@ class Command:
 
 
 class Step(NamedTuple):
-    """What follows from an event."""
-
     commands: list[Command]
-    """To send, in this order: those to one node leave together."""
+    """Commands to send in this order, those to one node together."""
     answers: list[tuple[Request, Outcome | Exception]]
-    """To give."""
+    """Requests that are decided, each with its answer."""

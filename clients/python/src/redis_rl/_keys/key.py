@@ -10,7 +10,7 @@ from .shares import Rules
 
 
 class Key:
-    """A key by its rules: its lease, its refusal, and the requests that wait for its command in flight."""
+    """A key with its rules: its lease, its refusal, and the requests that wait for its command in flight."""
 
     __slots__ = ("asked", "before", "in_flight", "lease", "name", "refusal", "rules", "since_ms", "waiting")
 
@@ -18,11 +18,12 @@ class Key:
         self.name, self.rules = name, rules
         self.lease: Lease | None = None
         self.refusal: Refusal | None = None
-        # Whether a command of it is, for which others wait.
+        # Whether a command is in flight whose reply other requests wait for.
         self.in_flight = False
-        # Shares of requests, by their index.
+        # The requests that wait, each with the index of its share of this key.
         self.waiting: list[tuple[Request, int]] = []
-        # Units that were asked for since this span of time began, and in such a span before it.
+        # The units asked for in the current span of time, which began at since_ms, and in the one before. A span is as
+        # long as a lease.
         self.since_ms, self.asked, self.before = now_ms, 0, 0
 
     def serves(self, now_ms: int, cost: int) -> bool:
@@ -30,14 +31,14 @@ class Key:
         return lease is not None and cost <= lease.left and now_ms < lease.ends_ms
 
     def refused(self, now_ms: int, cost: int) -> tuple[Verdict, ...] | None:
-        """The refusal that is remembered, if it holds."""
+        """Returns the refusal that is remembered, if it holds for this cost."""
         refusal = self.refusal
         if refusal is not None and now_ms < refusal.until_ms and refusal.holds_for(self.rules, cost):
             return refusal.tell(now_ms)
         return None
 
     def size(self, now_ms: int) -> int:
-        """The units of the next lease: those that were asked for in as long as it lasts."""
+        """Returns the units to lease next: as many as were asked for in the time that a lease lasts."""
         for_ms, gone_ms = self.rules.for_ms, now_ms - self.since_ms
         if gone_ms >= for_ms:
             self.before = self.asked * for_ms // gone_ms if gone_ms else 0

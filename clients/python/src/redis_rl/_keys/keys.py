@@ -1,4 +1,4 @@
-"""The keys of one process, and the requests that ask for units of them."""
+"""The keys that a process knows, and the requests for their units."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ LONGEST_BYTES = 256
 
 
 class Keys:
-    """Tells what to send and what to answer. Of the keys it remembers those that were used last."""
+    """Decides what to send and what to answer. It remembers the keys that were used last."""
 
     def __init__(
         self, remember_ms: int, max_keys: int = MAX_KEYS, *, slot_of: Callable[[Name], int] | None = None
     ) -> None:
-        """Repeats refusals for at most ``remember_ms``. ``slot_of`` tells the slot of a key, on a cluster."""
+        """Repeats refusals for at most ``remember_ms``. On a cluster ``slot_of`` returns the slot of a key."""
         self._remember_ms, self._max_keys = remember_ms, max_keys
         self._slot_of = slot_of
         self._is_closed = False
-        # The least recently used goes first.
+        # Ordered by use, the least recently used first.
         self._keys: OrderedDict[tuple[Name, Rules], Key] = OrderedDict()
-        # When leases end. They may have been used up, or have gone back, before.
+        # A heap of leases by their end. Some may be used up, or have gone back already. The count breaks ties.
         self._ends: list[tuple[int, int, Key, Lease]] = []
         self._leases = 0
 
     def known(self, now_ms: int, name: Name, rules: Rules, cost: int) -> Verdict | None:
-        """What a request of one share is told without asking, if that is known. It is a quicker :meth:`take`."""
+        """Returns what a request of one share is told without asking, if that is known: a quick :meth:`take`."""
         known_by = (name, rules)
         key = self._keys.get(known_by)
         if key is None:
@@ -64,7 +64,7 @@ class Keys:
         return step
 
     def _refuse(self, now_ms: int, request: Request, keys: list[Key | None]) -> bool:
-        """Whether refusals are remembered that hold. Then no share is asked for."""
+        """Whether a remembered refusal holds for any share. Then no share is asked for."""
         is_refused = False
         for index, (share, key) in enumerate(zip(request.shares, keys, strict=True)):
             if key and not (share.cost > 0 and key.serves(now_ms, share.cost)):
@@ -76,7 +76,7 @@ class Keys:
         return is_refused
 
     def _take_leased(self, now_ms: int, request: Request, index: int, key: Key | None, step: Step) -> bool:
-        """Whether a share is served from a lease, waits, or is asked for with a lease."""
+        """Serves a share from a lease, lets it wait for one, or asks for one. Else returns False."""
         share = request.shares[index]
         if self._is_closed or not share.rules.units or share.cost <= 0 or share.is_hopeless or _is_long(share.key):
             return False
@@ -101,7 +101,7 @@ class Keys:
         request.note(index, (key.lease.serve(now_ms, cost),), cost, key.lease.at, key.lease)
 
     def _ask(self, key: Key, request: Request, index: int, size: int, step: Step) -> None:
-        """With a lease of this size. What is left of the one before goes back first."""
+        """Asks for a share and a lease of this size. What is left of the previous lease goes back first."""
         self._end_lease(key, step)
         share = request.shares[index]
         command = Command([share], request, [index], key=key if size else None, size=min(size, MAX_COST - share.cost))
@@ -109,7 +109,7 @@ class Keys:
         step.commands.append(command)
 
     def reply(self, now_ms: int, command: Command, reply: Decision | Exception) -> Step:
-        """The reply to a command that awaits one, or the error with which it has failed."""
+        """Takes the reply to a command that awaits one, or the error with which the command has failed."""
         step = Step([], [])
         request, key = command.request, command.key
         assert request
@@ -139,7 +139,7 @@ class Keys:
             self._answer_if_whole(now_ms, each, step)
 
     def _note(self, now_ms: int, request: Request, command: Command, reply: Decision, step: Step) -> Refusal | None:
-        """What was decided of shares as a whole; returns what refuses the last of them."""
+        """Notes what was decided of a command's shares together. Returns the refusal of the last share, if any."""
         rows, refusal = list(reply.rows), None
         for index in command.indices:
             share = request.shares[index]
@@ -153,14 +153,14 @@ class Keys:
         return refusal
 
     def _remember(self, now_ms: int, share: Share, refusal: Refusal | None, step: Step) -> None:
-        """The newest reply counts: if it allows, nothing is remembered."""
+        """Remembers what the newest reply says of a share: its refusal, or that there is none."""
         if refusal and now_ms < refusal.until_ms and not _is_long(share.key):
             (self._used(share) or self._remembered(now_ms, share, step)).refusal = refusal
         elif key := self._keys.get(share[:2]):
             key.refusal = None
 
     def _deal(self, now_ms: int, key: Key, command: Command, reply: Verdict, step: Step) -> None:
-        """Of what was taken beyond the cost those are served who waited. The rest is the lease."""
+        """Serves the share, then the requests that wait, from the units that were granted. The rest is leased."""
         request, [index], [share] = command.request, command.indices, command.shares
         taken, refusal = reply.taken or 0, None
         assert request
@@ -174,7 +174,7 @@ class Keys:
             request.missing -= 1
             self._answer_if_whole(now_ms, request, step)
         elif share.cost == 1:
-            # Of one unit the wait is its own.
+            # The server's wait is for the first unit that it did not grant, which is exact for a cost of one.
             refusal = Refusal(1, (reply,), now_ms, self._remember_ms)
             request.note(index, (reply,), 0, None)
             self._remember(now_ms, share, refusal, step)
@@ -193,7 +193,7 @@ class Keys:
                 heappush(self._ends, (lease.ends_ms, self._leases, key, lease))
 
     def _serve_waiting(self, now_ms: int, key: Key, refusal: Refusal | None, step: Step) -> None:
-        """Serves or refuses the requests that waited for a reply, or asks for them."""
+        """Serves or refuses the requests that waited for a reply, and asks once for those that are left."""
         waiting, key.waiting = key.waiting, []
         for request, index in waiting:
             share = request.shares[index]
@@ -226,7 +226,7 @@ class Keys:
         step.answers.append((request, request.error if request.error and not answer.limited else answer))
 
     def give_back(self, now_ms: int, request: Request) -> Step:
-        """Nobody wants what it took or takes: it is cancelled, refused further in, or does not pass undecided."""
+        """Gives back all that a request takes: it was cancelled, refused further in, or not decided as a whole."""
         step = Step([], [])
         if not request.gives_back:
             request.gives_back = True
@@ -234,7 +234,7 @@ class Keys:
         return step
 
     def _give_back(self, now_ms: int, request: Request, step: Step) -> None:
-        """What is counted, once: to its lease if that is there, else as of its time."""
+        """Gives back what is counted: to the lease it came from if that lasts, else to the server as of its time."""
         by_time: dict[tuple[int, int], list[Share]] = {}
         for index, share in enumerate(request.shares):
             counted, lease, key = request.counted[index], request.leases[index], self._keys.get(share[:2])
@@ -259,9 +259,9 @@ class Keys:
                 key.refusal = None
 
     def settle(self, now_ms: int, request: Request, used: Mapping[int, int]) -> Step:
-        """Corrects what is counted of shares, by their index, to what was used. It is answered when all replies are in.
+        """Corrects what is counted of shares, by their index, to what was used. The answer follows the last reply.
 
-        What goes back is forgotten before it is sent: it is not sent again.
+        Units that go back are no longer noted when they are sent, so that they are never sent twice.
         """
         step = Step([], [])
         request.then.update(used)
@@ -276,10 +276,10 @@ class Keys:
             slot, counted = self._slot(request.shares[index].key), request.counted[index]
             more = units - sum(counted.values())
             if more:
-                # What is left of it does not go back to the lease.
+                # From now on the units differ from what the lease has granted, so they cannot go back to it.
                 request.leases[index] = None
             while more < 0:
-                # The newest go back first.
+                # The newest units go back first.
                 at, part = counted.popitem()
                 given = min(part, -more)
                 if part > given:
@@ -312,7 +312,7 @@ class Keys:
                 if command.force:
                     request.count(index, share.cost, reply.at)
         if request.gives_back:
-            # It was refused further in meanwhile.
+            # The request was refused further in while it was settled.
             self._give_back(now_ms, request, step)
         if not request.settling:
             if request.then:
@@ -321,14 +321,14 @@ class Keys:
                 step.answers.append((request, request.error or request.answer()))
 
     def _used(self, share: Share) -> Key | None:
-        """What is known of a key. Others are forgotten before it."""
+        """Returns what is known of a key, and marks it as used."""
         key = self._keys.get(share[:2])
         if key:
             self._keys.move_to_end(share[:2])
         return key
 
     def _remembered(self, now_ms: int, share: Share, step: Step) -> Key:
-        """A key from now on. Another is forgotten if there are too many."""
+        """Begins to remember a key, and forgets the least recently used if there are too many."""
         key = self._keys[share[:2]] = Key(share.key, share.rules, now_ms)
         if len(self._keys) > self._max_keys:
             self._end_lease(self._keys.popitem(last=False)[1], step)
@@ -359,7 +359,7 @@ class Keys:
 
     @property
     def next_tick_ms(self) -> int | None:
-        """When the next tick is due, if any is."""
+        """When the next tick is due, or None."""
         return self._ends[0][0] if self._ends else None
 
     def close(self) -> Step:
@@ -376,7 +376,7 @@ class Keys:
 
 
 def _is_long(key: Name) -> bool:
-    """Names that are remembered are short, so that memory is bounded."""
+    """Whether a name is too long to remember, which would leave the memory without a bound."""
     if isinstance(key, bytes) or key.isascii():
         return len(key) > LONGEST_BYTES
     return len(key.encode(errors="surrogatepass")) > LONGEST_BYTES

@@ -1,4 +1,4 @@
-"""What a process remembers of a reply: units that are left, or a refusal."""
+"""What a process remembers of a reply: the units that are left, or the refusal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lease:
         self.at = reply.at or 0
         self.ends_ms = now_ms + for_ms
         self.limit, self.beyond = reply.limit, reply.remaining
-        # As of the last answer.
+        # The wait as it was told last, and when, so that a second answer in a millisecond need not compute it.
         self.reset_after, self.told_ms = reply.reset_after, now_ms
 
     def serve(self, now_ms: int, cost: int) -> Verdict:
@@ -30,18 +30,16 @@ class Lease:
         if now_ms != self.told_ms:
             self.reset_after = less(self.reset_after, now_ms - self.told_ms)
             self.told_ms = now_ms
-        # As Verdict(...) does, in two thirds of the time.
+        # Does the same as Verdict(...) in two thirds of the time.
         remaining = self.beyond + self.left
         return _new_tuple(Verdict, (False, self.limit, remaining, None, self.reset_after, cost, self.at))
 
 
 class Refusal:
-    """A refusal that is repeated."""
-
     __slots__ = ("cost", "is_hopeless", "replied_ms", "rows", "told", "told_ms", "until_ms")
 
     def __init__(self, cost: int, rows: tuple[Verdict, ...], now_ms: int, remember_ms: int) -> None:
-        """Refuses requests of this cost and more."""
+        """Remembers the refusal of a request of this cost for ``remember_ms`` at most."""
         wait = refusal_of(rows)
         self.cost, self.rows, self.replied_ms = cost, rows, now_ms
         self.is_hopeless = wait is None
@@ -49,11 +47,11 @@ class Refusal:
         self.told, self.told_ms = rows, now_ms
 
     def holds_for(self, rules: Rules, cost: int) -> bool:
-        """Whether a request of this cost is refused likewise."""
+        """Whether a request of this cost would be refused by the same rows."""
         return cost >= self.cost and (cost > rules.smallest_limit) == self.is_hopeless
 
     def tell(self, now_ms: int) -> tuple[Verdict, ...]:
-        """The refusal with the waits that are left."""
+        """Returns the refusal with the waits that are left by now."""
         if now_ms != self.told_ms:
             gone_ms = now_ms - self.replied_ms
             self.told = tuple(
@@ -68,5 +66,5 @@ class Refusal:
 
 
 def less(wait: timedelta, gone_ms: int) -> timedelta:
-    """What is left of a wait. A reply is noted as late as it may be, so less than nothing may have gone since."""
+    """Returns what is left of a wait. The time of a reply is rounded up, so ``gone_ms`` may be negative."""
     return max(wait - timedelta(milliseconds=max(gone_ms, 0)), ZERO)

@@ -1,4 +1,4 @@
-"""A place among those that may be at work at once. Pure: it is told what happens and when, in milliseconds."""
+"""A place among a limited number that are held at once. Pure: it is told what happens and when, in milliseconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["asked", "gone", "held", "renewing", "ending", "over"]
 Said: TypeAlias = Literal["take", "give back old", "give back new", "late"]
-"""What to do: take a unit by the largest limit there is, give back the one that is held or the one that was asked for
-last, tell that the place may be lost."""
+"""What to do. ``take``: ask for a unit by the largest limit there is. ``give back``: the unit that is held (old) or the
+one that was asked for last (new). ``late``: tell that somebody else may have the place."""
 
 
 class Place:
@@ -17,10 +17,9 @@ class Place:
     """
 
     def __init__(self, for_ms: int, now_ms: int) -> None:
-        """A place that is asked for now."""
         self.state: State = "asked"
         self._for_ms = for_ms
-        # As of when the unit was asked for last: the server counts it then or later.
+        # When the unit was asked for last. The server counts it then or later, so it is safe to reckon from here.
         self._asked_ms = self._due_ms = self._over_ms = now_ms
         self._is_told = False
 
@@ -40,7 +39,7 @@ class Place:
         return self.failed(now_ms)
 
     def failed(self, now_ms: int) -> list[Said]:
-        """There is no reply. One that is lost may be counted: it is in the way until its time is over."""
+        """No unit was granted. If only the reply was lost, its unit blocks a place until ``for_ms`` is over."""
         before = self.state
         if before == "renewing":
             self.state, self._due_ms = "held", now_ms + max(self._for_ms // 12, 1)
@@ -67,12 +66,12 @@ class Place:
         return []
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether it was not renewed in time: somebody else may have it."""
+        """Whether it was not renewed in time, so that somebody else may have it."""
         return self.state in ("held", "renewing") and now_ms >= self._over_ms
 
     @property
     def due(self) -> int | None:
-        """When the next tick is due, if any is."""
+        """When the next tick is due, or None."""
         if self.state not in ("held", "renewing"):
             return None
         late_ms = None if self._is_told else self._over_ms

@@ -29,30 +29,30 @@ class Request:
     )
 
     def __init__(self, shares: Sequence[Share], waiter: Any = None) -> None:
-        """``waiter`` is whoever is told the answer."""
+        """``waiter`` is for whoever sends the commands: it finds by it whom to tell the answer."""
         self.shares, self.waiter = shares, waiter
         self.begin()
 
     def begin(self) -> None:
         shares = self.shares
         self.rows: list[tuple[Verdict, ...] | None] = [None] * len(shares)
-        # The units that are counted of each share, by when they were, the newest last; and the lease that they are of.
+        # The units of each share that are counted, by their time with the newest last, and the lease they come from.
         self.counted: list[dict[int, int]] = [{} for _ in shares]
         self.leases: list[Lease | None] = [None] * len(shares)
         self.at = 0
-        # Shares that are not answered yet.
+        # How many shares are not answered yet.
         self.missing = len(shares)
         self.error: Exception | None = None
-        # Whether what it took goes back, and what comes.
+        # Whether all that it has taken and will be granted goes back.
         self.gives_back = False
-        # Replies that are to come of its settling, and what is to be settled after that.
+        # How many replies its settling waits for, and what is to be settled after them.
         self.settling = 0
         self.then: dict[int, int] = {}
 
     def note(
         self, index: int, rows: tuple[Verdict, ...], units: int, at: int | None, lease: Lease | None = None
     ) -> None:
-        """A share is answered, and so many units of it are counted."""
+        """Notes the answer to a share, and that so many units of it are counted."""
         self.rows[index] = rows
         self.leases[index] = lease
         self.missing -= 1
@@ -67,13 +67,13 @@ class Request:
         counted[at] = counted.get(at, 0) + units
 
     def answer(self) -> Outcome:
-        """Of the shares that are answered. A refused request costs nothing: the figures are those without it."""
+        """Joins the answers to its shares. The figures of a refusal are those without what goes back."""
         waits = [refusal_of(each) for each in self.rows if each and refuses(each)]
         rows = self.rows
         if waits:
             rows = [
                 each and without(each, sum(counted.values())) for each, counted in zip(rows, self.counted, strict=True)
             ]
-        # That no wait helps is the longest.
+        # None, that no wait helps, counts as the longest.
         retry_after = None if not waits or None in waits else max(filter(None, waits), default=timedelta())
         return Outcome(bool(waits), retry_after, self.at, tuple(rows))

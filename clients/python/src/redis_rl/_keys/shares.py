@@ -1,4 +1,4 @@
-"""What is asked of keys, and what is answered."""
+"""What a request asks of each key, and what it is answered."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .._commands.wire import Key as Name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """How a key is counted, and how many units of it are leased. Equal ones are the same."""
+    """How a key is counted, and how many units of it are leased. Equal rules are one object, made by :meth:`of`."""
 
     algorithm: Algorithm
     quotas: tuple[Pair, ...]
     for_ms: int
     units: int
     smallest_limit: int
-    # How the single command begins, before and after its key.
+    # The words of the single command before and after its key.
     command: str
     words: tuple[Name | int, ...]
 
@@ -52,19 +52,17 @@ class Share(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a request is told."""
-
     limited: bool
     retry_after: timedelta | None
     """The longest wait of the shares that refuse. None also if no wait helps."""
     at: int
-    """As of when it was decided; of several commands, by the first share's."""
+    """The Unix time in milliseconds as of which it was decided. If several commands did, that of the first share."""
     rows: tuple[tuple[Verdict, ...] | None, ...]
-    """Of each share those of its quotas, of a lease its tightest; None where nothing is known."""
+    """For each share the verdicts of its quotas, from a lease only the tightest; None where nothing is known."""
 
 
 def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
-    """The longest wait of the rows that refuse; None, which is longer than any, if no wait helps."""
+    """Returns the longest wait of the rows that refuse, or None if no wait helps."""
     waits = [row.retry_after for row in rows if row.limited]
     return None if None in waits else max(wait for wait in waits if wait is not None)
 
@@ -74,5 +72,5 @@ def refuses(rows: Sequence[Verdict]) -> bool:
 
 
 def without(rows: tuple[Verdict, ...], cost: int) -> tuple[Verdict, ...]:
-    """The figures when what a request took is back."""
+    """Returns the figures as they are after so many units have gone back."""
     return tuple(row._replace(remaining=row.remaining + cost) for row in rows) if cost else rows

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-# A server that is away is asked so often whether it is back.
+# The time between two probes of a server that is away.
 PROBE_MS = 250
-# It is back after so many probes in a row that were answered in time: a server that is just too far does not flap.
+# How many probes in a row must be answered in time before the server counts as back. With one, a server that is just
+# too slow would come and go.
 _PROBES = 2
 
 Ask: TypeAlias = Literal["ask", "away", "probe"]
@@ -14,7 +15,7 @@ Change: TypeAlias = Literal["", "begins", "ends"]
 
 
 class Away:
-    """Lets the requests to a server pass, tells them at once that it is away, or chooses one to find out."""
+    """Decides for each request whether to ask the server, to tell at once that it is away, or to probe it."""
 
     def __init__(self) -> None:
         self._is_away = False
@@ -46,5 +47,5 @@ class Away:
 
     @property
     def next_probe(self) -> float | None:
-        """When the next probe may be sent, if the server is away."""
+        """When the next probe may be sent, or None if the server is not away."""
         return self._next_ms if self._is_away else None

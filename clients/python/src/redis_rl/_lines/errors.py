@@ -1,4 +1,4 @@
-"""Error replies that are a state of the server: what each means, and what a person should do about it.
+"""Error replies that tell of a state of the server: what each means, and what a person should do about it.
 
 The table is that of ``clients/errors.json`` in the repository.
 """
@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple, TypeAlias
 from .._commands.wire import is_mistake
 
 Kind: TypeAlias = Literal["ok", "elsewhere", "refused", "cannot"]
-"""``elsewhere``: this server is not, or not yet, the one to ask. ``refused``: it does not answer this client.
-``cannot``: not now. All else is ``ok``, an error of the request itself too."""
+"""``elsewhere``: this server is not, or not yet, the one to ask. ``refused``: the server does not serve this client.
+``cannot``: the server cannot answer now. ``ok``: anything else, also an error of the request itself."""
 
 
 class State(NamedTuple):
-    """What replies that begin so mean."""
+    """How the reply begins, what it means, and what the log says."""
 
     starts: str
     means: Kind
@@ -52,7 +52,7 @@ _TABLE: dict[Kind, dict[str, str]] = {
 }
 TABLE = [State(starts, means, log) for means, of_kind in _TABLE.items() for starts, log in of_kind.items()]
 
-# The classes of errors for which redis-py and valkey-py leave out the code.
+# redis-py and valkey-py turn the code of these errors into a class, and leave it out of the text.
 _CODES = {
     "AskError": "ASK",
     "AuthenticationError": "WRONGPASS",
@@ -70,18 +70,18 @@ _CODES = {
 
 
 def text_of(error: Exception) -> str:
-    """An error reply as the server has sent it: the libraries leave out most codes."""
+    """Returns an error reply as the server has sent it, with the code that the libraries leave out."""
     text, code = str(error), _CODES.get(type(error).__name__)
     if code == "WRONGPASS" and text.startswith(("Authentication required", "HELLO must be called")):
         code = "NOAUTH"
     elif code == "WRONGPASS" and text.startswith("AUTH "):
         code = "ERR"
-    # Of an error that has none, the library has left out this; of one that it does not know, nothing.
+    # The libraries also leave out ERR, but keep the code of an error that they do not know.
     return f"{code} {text}" if code else text if re.match("[A-Z]{3,} ", text) else f"ERR {text}"
 
 
 def state_of(error: object) -> State | None:
-    """The state of the server that an error tells of, if it is a reply that does."""
+    """Returns the state of the server that an error tells of, if it tells of one."""
     if not isinstance(error, Exception):
         return None
     text = text_of(error)
@@ -89,7 +89,7 @@ def state_of(error: object) -> State | None:
 
 
 def said_by(error: Exception) -> Exception:
-    """The reply that tells of a state, also if the client of a cluster has hidden it behind an error of its own."""
+    """Returns the reply that tells of a state, which a cluster client may hide behind an error of its own."""
     said: BaseException | None = error
     while said is not None and not state_of(said):
         said = said.__cause__ or said.__context__
@@ -102,7 +102,7 @@ def is_moved(error: object) -> bool:
 
 
 def is_away(error: object) -> bool:
-    """Whether a reply, or what came instead of one, tells that the server cannot be asked."""
+    """Whether this is an error that means that the server cannot be asked."""
     if not isinstance(error, Exception):
         return False
     is_reply = any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)

@@ -1,4 +1,4 @@
-"""What one connection is worth. Pure: it is told what happens, and time in ticks."""
+"""When to give up a connection. Pure: it is told what happens, and counts time in ticks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import Kind
 
 Verdict: TypeAlias = Literal["go on", "late", "give up"]
 
-# Ticks in a timeout, and timeouts in which a new connection may come up.
+# How many ticks a timeout has, and how many timeouts a new connection may take to come up.
 TICKS = 20
 CONNECTING = 5
 
@@ -37,14 +37,14 @@ class Line:
         return self._end
 
     def replied(self, kind: Kind) -> Verdict:
-        """The oldest reply that was due is there."""
+        """The oldest reply that was due has come."""
         self._due, self._silent = self._due - 1, 0
         if kind == "elsewhere" and self._end == "go on":
             self._end = "give up"
         return self._end
 
     def tick(self) -> Verdict:
-        """The first tick may have begun before the command left, so one more than a timeout is waited."""
+        """Waits one tick more than a timeout, since the first may have begun before the command left."""
         if self._end == "go on" and self.is_waiting:
             self._silent += 1
             if self._silent > (TICKS if self._is_up else CONNECTING * TICKS):

@@ -1,4 +1,4 @@
-"""How asynchronous code sends commands: all that wait in one write, on one connection to each node."""
+"""How asynchronous code sends commands: on one connection to each node, those that wait together in one write."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ Loop: TypeAlias = asyncio.AbstractEventLoop
 Done: TypeAlias = Callable[[Any], None]
 """Is told the reply to a command, or the error."""
 Wanted: TypeAlias = Callable[[], bool]
-"""Whether anybody waits for it."""
+"""Tells whether anybody still waits for the reply."""
 
 _SHORTEST_TICK = 0.001
 
 
 def always() -> bool:
-    """Says of a command that it is to be sent in any case."""
     return True
 
 
 def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task that holds no context of a request, which may be over long before it."""
+    """Makes a task without the context variables of the request, which may be over long before the task is."""
     return Context().run(loop.create_task, work)
 
 
@@ -70,7 +69,7 @@ class _Ticker:
         self._loop.call_later(self._seconds, self._fire, context=Context())
 
     def _fire(self) -> None:
-        # What has arrived is read first.
+        # The tick comes after replies that have arrived already: time in which this process was busy does not count.
         self._loop.call_soon(self._tick, context=Context())
 
     def _tick(self) -> None:
@@ -87,7 +86,7 @@ class LoopLines(Router):
     """Sends the commands of one event loop. A node that is silent holds up its own commands alone."""
 
     def __init__(self, client: Any, loop: Loop, timeout: float | None) -> None:
-        """``timeout`` is in seconds in which a server could answer while this process looks at its sockets."""
+        """``timeout`` is in seconds. Time in which this process does not look at its sockets does not count."""
         super().__init__(client, is_async=True)
         self.loop, self.timeout = loop, timeout
         self.ticker: _Ticker | None = None
@@ -96,15 +95,15 @@ class LoopLines(Router):
         self._connections: dict[Node, _Connection] = {}
         self._learning: asyncio.Task[None] | None = None
         self._unrouted: list[tuple[Name, Words, Done, Wanted, bool]] = []
-        # The client for the cluster that was replaced last: what it was asked may be on its way.
+        # The cluster client that was replaced last. It is kept because replies to it may still be on their way.
         self._replaced: Any = None
         self._redirected: set[asyncio.Task[Any]] = set()
-        # Ends with the event loop, and closes the connections then.
+        # asyncio ends asynchronous generators with their loop, and this one then closes the connections.
         self._keeper = self._keep()
         self._beginning = spawn(loop, anext(self._keeper))
 
     def send(self, key: Name, words: Words, done: Done, is_wanted: Wanted = always, is_probe: bool = False) -> None:
-        """Sends a command with all that wait, if it is wanted when it can leave. A probe waits for one timeout."""
+        """Queues a command. It is sent if it is still wanted when it can leave. A probe waits for one timeout."""
         if self.slot_of is None:
             self.to(None).put(words, done, is_wanted, is_probe)
         elif self._cluster is None:
@@ -117,7 +116,7 @@ class LoopLines(Router):
             self.loop.call_soon(done, self.uncovered())
 
     def to(self, node: Node) -> _Connection:
-        """The connection to a node, a new one if that there was is over."""
+        """Returns the connection to a node, a new one if the last has ended."""
         connection = self._connections.get(node)
         if connection is None or connection.is_over:
             connection = self._connections[node] = _Connection(self, node)
@@ -136,7 +135,7 @@ class LoopLines(Router):
         task.add_done_callback(end)
 
     def renew(self, without: Node = None) -> None:
-        """Learns the nodes of the cluster, again if one is not well."""
+        """Learns the nodes of the cluster, last from the node that has failed."""
         is_learning = self._learning and not self._learning.done()
         if self.slot_of and not is_learning and not self.is_fresh:
             self._learning = spawn(self.loop, self._learn(without))
@@ -160,7 +159,7 @@ class LoopLines(Router):
         await _close(before)
 
     async def close_idle(self) -> None:
-        """Closes the connections that rest. Others are made if more is sent."""
+        """Closes the idle connections. New ones are made if more is sent."""
         idle = [each for each in self._connections.values() if not each.is_busy]
         for connection in idle:
             connection.end(None)
@@ -179,25 +178,24 @@ class LoopLines(Router):
         try:
             yield
         finally:
-            # Else they are lost with the loop.
             if not self.loop.is_closed():
                 await self.close()
 
 
 class _Connection:
-    """A connection: a task that reads, one that writes, and the line that says what it is worth."""
+    """A connection: a task that reads, one that writes, and the :class:`Line` that says when to give it up."""
 
     def __init__(self, lines: LoopLines, node: Node) -> None:
         self._lines, self._node = lines, node
         self._line = Line()
         self.is_over = False
-        # What has not left, and who waits for the replies that are due.
+        # The commands that have not left, and those whose replies are due.
         self._queue: list[tuple[Words, Done, Wanted]] = []
         self._due: deque[tuple[Words, Done]] = deque()
         self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
-        # It makes the others, so one reference suffices.
+        # A connection is made by a pool, which knows its options, and never returns to it.
         self._pool = own_pool(lines.library, lines.client, node)
         self._own = self._pool.make_connection()
         self.task = spawn(lines.loop, self._read())
@@ -214,7 +212,7 @@ class _Connection:
             self._waking = None
 
     def _in_time(self, done: Done) -> Done:
-        """Of a probe: an answer after one timeout is none, even if the connection has taken longer to come up."""
+        """Turns the answer to a probe into an error if it comes after one timeout, also while connecting."""
         until = self._ticks + TICKS
         return lambda reply: done(reply if self._ticks <= until else self._late())
 
@@ -273,14 +271,14 @@ class _Connection:
                     self._waking = loop.create_future()
                     await self._waking
                     if not due:
-                        # It may have been closed meanwhile: that is read first, in the next turns of the loop.
+                        # The server may have closed it while it was idle. The reader notices in the next turns.
                         await asyncio.sleep(0)
                         await asyncio.sleep(0)
                 queue, self._queue = self._queue, []
                 commands = []
                 for words, done, is_wanted in queue:
                     if not is_wanted():
-                        # At once: whoever comes now is not to wait for it.
+                        # Told at once, so that no later request joins this command.
                         done(ConnectionError("nobody waits for the reply"))
                         continue
                     if not due:
@@ -294,7 +292,7 @@ class _Connection:
             self.end(error)
 
     def end(self, error: Exception | None) -> None:
-        """It is not used any more, and what is due on it has failed. None: it is closed."""
+        """Ends the connection. What is due on it fails with the error, or as closed if there is none."""
         if self.is_over:
             return
         self.is_over = True
@@ -307,7 +305,7 @@ class _Connection:
         self._due.clear()
         self._queue = []
         if error and self._writer and not due:
-            # It was closed while it rested: what has not left goes to a new one.
+            # The connection was closed while it was idle, so the queue can safely go to a new one.
             for words, done, is_wanted in queue:
                 self._lines.to(self._node).put(words, done, is_wanted)
             return

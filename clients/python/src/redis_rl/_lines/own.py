@@ -1,6 +1,6 @@
-"""Clients of the package's own, made from that of an application: for the same server, user, database and TLS.
+"""Connections of the package's own, made from an application's client: same server, user, database and TLS.
 
-They send nothing twice.
+They never send a command twice.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from inspect import signature
 from time import monotonic
 from typing import Any, TypeAlias
 
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from .._commands.wire import NO_CLIENT
+from .._library import redis
 
 Node: TypeAlias = tuple[str, int] | None
-"""A node of a cluster; None is the one server that there is."""
+"""The address of a node of a cluster, or None where there is a single server."""
 
-# What an application has derived from these comes along only to its own half, that for threads or that for tasks.
+# The libraries' own classes of connections. An application may derive from them: its class is used where the guard asks
+# in the same way as the client, in threads or in tasks.
 _CONNECTIONS = ("Connection", "SSLConnection", "UnixDomainSocketConnection")
-# What is about sending again, about other servers, or set below.
+# Options about sending again or about other servers, and those that are set below.
 _LEFT_OUT = {
     "self",
     "event_dispatcher",
@@ -32,30 +31,36 @@ _LEFT_OUT = {
     "retry_on_timeout",
     "ssl",
 }
-# Connections tell the server of their library in two writes, which these leave out.
+# With these options a connection tells the server the name of its library, in two commands of their own.
 _LIBRARY = {"lib_name", "lib_version"}
-# While a cluster's nodes are asked who has which slots.
+# How long a node may take to answer which nodes have which slots.
 TOPOLOGY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
-# Of clients that the package makes by an address: a connection for each thread, where redis-py would make 100 and fail
-# the rest, and nothing is sent again, which might count twice.
-CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": Retry(NoBackoff(), 0)}
-# How often the nodes of a cluster are asked for that at most.
+# A command that is sent again might count twice.
+NO_RETRY = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+# For clients that the package makes from an address. redis-py would open 100 connections, and fail threads beyond them.
+CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 2**31, "retry": NO_RETRY}
+# The shortest time between two such questions.
 _RENEW_SECONDS = 0.5
 
 
+def kinds_of(client: Any) -> list[type]:
+    """The classes of redis-py or valkey-py that a client is of."""
+    return [kind for kind in type(client).__mro__ if kind.__module__.startswith(("redis.", "valkey."))]
+
+
 class Library:
-    """redis-py, or one with its interface and names; its half for threads, or that for tasks."""
+    """The modules and classes of the library of a client, for threads or for tasks."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        """Raises an error if this is no client of such a library."""
-        names = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
-        name = next((name for name in names if name in ("redis", "valkey")), None)
-        if name is None or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
+        """Raises an error if this is no client of redis-py or valkey-py."""
+        kinds = kinds_of(client)
+        if not kinds or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
             raise TypeError(f"{NO_CLIENT}: {client!r}")
+        name = kinds[0].__module__.partition(".")[0]
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
         self.errors = import_module(f"{name}.exceptions")
-        # Those of a library, and of sockets: what a signal handler raises is none of them.
+        # What a broken connection raises. An exception from a signal handler is none of these.
         self.failures: tuple[type[Exception], ...] = (getattr(self.errors, f"{self.client_name}Error"), OSError)
         self.connections = import_module(f"{home}.connection")
         self.sentinel = import_module(f"{home}.sentinel")
@@ -65,21 +70,21 @@ class Library:
         self.retry: Any = import_module(f"{home}.retry").Retry(import_module(f"{name}.backoff").NoBackoff(), 0)
 
     def options(self, kinds: Sequence[Any], given: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        """The given options that one of these classes accepts, with the timeout, and without sending twice."""
+        """Returns the given options that one of these classes accepts, with the timeout, and without retries."""
         accepted = {name for kind in kinds for name in signature(kind.__init__).parameters}
         options = {name: value for name, value in given.items() if name in accepted - _LEFT_OUT and value is not None}
         options = {name: value for name, value in options.items() if not name.endswith("_connect_func")}
         if "maint_notifications_config" in accepted:
-            # With these, redis-py 7 and newer do not see that a connection which rests has been closed.
+            # With these notifications, redis-py 7 and newer do not notice that an idle connection was closed.
             notifications = import_module(f"{self.name}.maint_notifications").MaintNotificationsConfig
             options["maint_notifications_config"] = notifications(enabled=False)
-        # A server with too many connections says so and closes. A second write would fail before that is read.
+        # A server with too many connections says so and closes. A second write would fail before this is read.
         options.update({"driver_info": None} if "driver_info" in accepted else dict.fromkeys(_LIBRARY & accepted))
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
 class Router:
-    """Knows which node of a cluster has a key, by a client of its own for the cluster."""
+    """Knows which node of a cluster has a key. It learns that by a cluster client of its own."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
         self.client, self.library = client, Library(client, is_async=is_async)
@@ -93,13 +98,13 @@ class Router:
         return self._cluster is not None and monotonic() < self.renewed + _RENEW_SECONDS
 
     def node_of(self, key: str | bytes) -> Node:
-        """Which node of a cluster has a key, if that is known."""
+        """Returns the node of a cluster that has a key, or None if it is not known."""
         if self._cluster is None:
             return None
         try:
             node = self._cluster.get_node_from_key(key)
         except Exception:
-            # No node has the slot.
+            # The libraries raise different errors for a slot that no node has.
             return None
         return (node.host, node.port) if node else None
 
@@ -108,20 +113,20 @@ class Router:
         return error
 
     def new_cluster(self, without: Node) -> Any:
-        """A client for the cluster, which learns its nodes anew."""
+        """Makes a client for the cluster that learns its nodes anew."""
         self.renewed = monotonic()
         return own_cluster_client(self.library, self._cluster or self.client, without=without)
 
 
 def socket_timeout(client: Any) -> float:
-    """How long the application waits for a reply, in seconds; where it would wait for ever, this package does not."""
+    """Returns the client's timeout for a reply in seconds, or a default if it would wait for ever."""
     options = client.get_connection_kwargs() if hasattr(client, "get_connection_kwargs") else {}
     timeout: float | None = options.get("socket_timeout")
     return timeout or _TIMEOUT_SECONDS
 
 
 def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float | None = None) -> Any:
-    """Makes connections to one server, perhaps named by Sentinel, or to a node of a cluster."""
+    """Makes a pool for a node of a cluster, or for the client's one server, which Sentinel may name."""
     given = dict(client.get_connection_kwargs())
     options = {**library.options([library.client], given, timeout), "max_connections": 2**31}
     connections = library.connections
@@ -145,7 +150,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
 
 
 def sentinels_of(pool: Any) -> list[Any]:
-    """The clients by which a pool asks Sentinels. Their connections are not closed with the pool."""
+    """Returns the clients by which a pool asks Sentinels. Their connections are not closed with the pool."""
     return list(pool.sentinel_manager.sentinels) if hasattr(pool, "sentinel_manager") else []
 
 
@@ -173,17 +178,17 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
 
 
 def own_cluster_client(library: Library, client: Any, *, without: Node = None) -> Any:
-    """A client that learns the cluster from the nodes that are known, last from ``without``, which is not well."""
+    """Makes a client that learns the cluster from its known nodes, and from ``without``, which has failed, last."""
     manager = client.nodes_manager
     given = {**client.get_connection_kwargs(), "host": None, "port": None, "db": None}
     options = library.options([library.cluster_client, library.client], given, TOPOLOGY_SECONDS)
     if _is_ssl(given):
         options["ssl"] = True
     if library.name == "valkey":
-        # It does not ask its Retry; redis-py warns of these.
+        # valkey-py takes the number of retries from these options. redis-py takes it from retry, and warns of them.
         attempts = {"cluster_error_retry_attempts", "connection_error_retry_attempts"}
         options.update(dict.fromkeys(attempts & signature(library.cluster_client.__init__).parameters.keys(), 0))
-    # A slot that has moved is no reason to close connections.
+    # Else the client closes all its connections after a few slots have moved.
     options["reinitialize_steps"] = 0
     options["address_remap"] = manager.address_remap
     nodes = sorted(

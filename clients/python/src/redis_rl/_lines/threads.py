@@ -17,14 +17,14 @@ from .own import Library, Node, Router, own_pool, sentinels_of
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
 
-# Connections to a node at most: threads beyond them wait for one.
+# The most connections to a node. Further threads wait for one.
 _CONNECTIONS = 32
 # The most timeouts that one attempt to connect may take, however busy this process is.
 _MOST_TIMEOUTS = 64
 
 
 class ThreadLines(Router):
-    """Sends the commands of the threads of one process. Nobody but who asks ever waits for a server."""
+    """Sends the commands of the threads of one process, each in the thread that asks."""
 
     def __init__(self, client: Any, timeout: float | None) -> None:
         """``timeout`` is in seconds for each reply. A new connection has five times as long."""
@@ -38,9 +38,9 @@ class ThreadLines(Router):
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
     ) -> list[Any]:
-        """Sends commands, each with a key of it, and returns the reply to each, or why there is none.
+        """Sends commands, each given with its key, and returns for each the reply or the error.
 
-        ``timeout`` is instead of the usual one. A probe waits for a new connection no longer than for a reply.
+        ``timeout`` replaces the usual one. A probe waits for a new connection no longer than for a reply.
         """
         patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
         if self.slot_of is None:
@@ -76,7 +76,7 @@ class ThreadLines(Router):
         return connections
 
     def _redirected(self, words: Words) -> Any:
-        """The reply of the node that has the slot by now: the cluster's client follows it there."""
+        """Sends a command by the cluster's client, which follows a slot to its new node."""
         try:
             return self._cluster.execute_command(*words)
         except Exception as error:
@@ -96,7 +96,7 @@ class ThreadLines(Router):
         return None
 
     def close(self) -> None:
-        """Closes the connections that rest. Others are made if more is sent."""
+        """Closes the idle connections. New ones are made if more is sent."""
         for connections in list(self._nodes.values()):
             connections.close_idle()
         if self._cluster is not None:
@@ -104,14 +104,14 @@ class ThreadLines(Router):
 
 
 class _Turn:
-    """A thread that waits for a connection, which is None where it may make one."""
+    """A thread that waits for a connection. If it is handed None, it may make one."""
 
     __slots__ = ("asleep", "connection", "error")
 
     def __init__(self) -> None:
         self.connection: Any = None
         self.error: Exception | None = None
-        # Not a lock of import time: gevent may have come since.
+        # Made here and not when the module is imported, so that it is gevent's lock if gevent has patched threading.
         self.asleep = threading.Lock()
         self.asleep.acquire()
 
@@ -121,12 +121,12 @@ class _Connections:
 
     def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
         self._library, self._client, self._node, self._timeout = library, client, node, timeout
-        # What making a connection may raise. A provider of credentials may raise anything.
+        # The errors of making a connection. A provider of credentials may raise any.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
-        # By the timeout of the connections that each makes.
+        # The pools by the timeout of their connections.
         self._pools: dict[float | None, Any] = {}
-        # Those with a longer timeout, made while this process was busy. They do not rest.
+        # Connections with a longer timeout, made while this process was busy. They are used once.
         self._patient: WeakSet[Any] = WeakSet()
         self._lock = threading.Lock()
         self._idle: list[Any] = []
@@ -134,7 +134,7 @@ class _Connections:
         self._waiting: deque[_Turn] = deque()
 
     def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
-        """Sends commands, and returns the connection on which the replies are due, or why it could not."""
+        """Sends commands, and returns the connection on which the replies are due, or an error."""
         try:
             connection = self._taken(timeout, attempts)
         except self._failures as error:
@@ -152,7 +152,7 @@ class _Connections:
         return connection
 
     def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
-        """The replies that are due on what :meth:`send` has returned, or why there are none."""
+        """Reads the replies on what :meth:`send` has returned. Those that do not come are errors."""
         if isinstance(connection, Exception):
             return [connection] * number
         replies: list[Any] = []
@@ -166,7 +166,7 @@ class _Connections:
                 except errors.ResponseError as error:
                     replies.append(error)
                 except errors.TimeoutError:
-                    # Looks once more: this process may have been busy with something else.
+                    # This process may have been busy while the reply came, so it looks once more.
                     if not connection.can_read(0):
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
@@ -184,7 +184,7 @@ class _Connections:
         return replies
 
     def _taken(self, timeout: float | None, attempts: int) -> Any:
-        """A connection that is up, and on which nothing is due."""
+        """Returns a connection that is up and on which no reply is due."""
         turn: _Turn | None = None
         connection = None
         with self._lock:
@@ -198,7 +198,7 @@ class _Connections:
         if turn:
             connection = self._wait(turn)
         try:
-            # One that has been closed meanwhile can be read, and so can one on which something unasked has come.
+            # An idle connection that can be read was closed, or has sent what nobody asked for: it is not used.
             if connection is not None:
                 with suppress(*self._library.failures):
                     if not connection.can_read(0):
@@ -213,10 +213,10 @@ class _Connections:
             raise
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
-        """A new one. Time in which this process computes does not count.
+        """Makes a connection. Time in which this process computes does not count.
 
-        A timer of gevent that comes late is told before the reply that has arrived meanwhile. So an attempt that this
-        process was too busy for is followed by one that may take twice as long.
+        gevent runs a timer that is late before it looks at replies that have come. So after an attempt for which this
+        process was too busy comes another with twice the timeout.
         """
         step, left = timeout, attempts * (timeout or 0)
         while True:
@@ -240,7 +240,11 @@ class _Connections:
                 return connection
 
     def _wait(self, turn: _Turn) -> Any:
-        """Sleeps until another thread is done. If none is for longer than one may take, a thread was lost."""
+        """Sleeps until another thread frees a connection.
+
+        If none does for longer than any thread may take, one was lost with its connection, and this thread may make a
+        new one.
+        """
         timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
         try:
             has_come, freed = False, -1
@@ -288,9 +292,9 @@ class _Connections:
                 connection.disconnect()
 
     def _give_up(self, connection: Any, error: Exception | None) -> None:
-        """Closes a connection, after an error those that rest too: they may be as bad, and who waits is told at once.
+        """Closes a connection. After an error it closes the idle ones too, and the threads that wait get the error.
 
-        None is for a thread that was interrupted: another may go on in its place.
+        Without one, the thread was interrupted, and the next that waits may make a connection in its place.
         """
         told: list[_Turn] = []
         idle: list[Any] = []
