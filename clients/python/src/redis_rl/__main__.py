@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 from ._commands import wire
@@ -87,7 +86,7 @@ def _quotas(text: str) -> tuple[_Quota, ...]:
         pairs = wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return tuple((limit, _length(wire.timedelta_of(window))) for limit, window in pairs)
+    return tuple((limit, _length(wire.timedelta_of(window) // wire.MILLISECOND)) for limit, window in pairs)
 
 
 def connect(options: argparse.Namespace) -> Any:
@@ -161,6 +160,22 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
                 raise explained from error
 
 
+class _Progress:
+    """A line on a terminal, which is erased before anything else is printed."""
+
+    _is_shown = False
+
+    def show(self, text: str) -> None:
+        if sys.stderr and sys.stderr.isatty():
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+            self._is_shown = True
+
+    def erase(self) -> None:
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_shown = False
+
+
 def table(pages: Iterable[Iterable[Row]]) -> int:
     """Prints each page as it comes, with tabs unless to a terminal, and returns the number of rows."""
     is_terminal, number = sys.stdout.isatty(), 0
@@ -191,32 +206,38 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
 def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
     """Yields the rows of those limiters that have not expired since they were found."""
     replies = _asked(client, (("RL.INFO", key) for key in keys))
-    found = [(key, info) for key, info in zip(keys, map(wire.info, replies), strict=True) if info]
+    found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
     if quotas is None:
         for key, info in found:
-            for each in info.windows:
-                left = None if each.limit is None else max(each.limit - each.used, 0)
-                yield key, info.algorithm, _length(each.window), each.used, left, _seconds(each.reset_after)
+            for each in map(_fields, info[b"windows"]):
+                used, capacity = each[b"used"], each.get(b"limit")
+                rest = None if capacity is None else max(capacity - used, 0)
+                length, wait = _length(each[b"window_ms"]), _seconds(each[b"reset_after_ms"])
+                yield key, info[b"algorithm"].decode(), length, used, rest, wait
         return
-    asked = [(key, info.algorithm, *quota) for key, info in found for quota in quotas]
+    asked = [(key, info[b"algorithm"].decode(), *quota) for key, info in found for quota in quotas]
     # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
     peeks = (("RL.PEEK", key, limit if kind == "bucket" else _MOST, window) for key, kind, limit, window in asked)
     for (key, kind, limit, window), (_, whole, left, _, reset, *_) in zip(asked, _asked(client, peeks), strict=True):
         used = whole - left
-        yield key, kind, window, used, max(limit - used, 0), _seconds(timedelta(milliseconds=reset))
+        yield key, kind, window, used, max(limit - used, 0), _seconds(reset)
 
 
-def _length(window: timedelta) -> str:
+def _fields(reply: Any) -> dict[bytes, Any]:
+    """Reads a map, which RESP2 sends as a flat array. By :func:`wire.info` a list would take a fifth longer."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _length(milliseconds: int) -> str:
     """Writes a window as commands take it, in the largest unit that divides it."""
-    milliseconds = window // wire.MILLISECOND
     for unit, length in _UNITS.items():
         if not milliseconds % length:
             return f"{milliseconds // length}{unit}"
     return f"{milliseconds}ms"
 
 
-def _seconds(wait: timedelta) -> str:
-    return f"{wait.total_seconds():.1f}s"
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f}s"
 
 
 def list_all(client: Any, options: argparse.Namespace) -> int:
@@ -224,15 +245,27 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
+    databases = [node.info("keyspace").get(f"db{options.db}", {}) for node in nodes]
+    in_all = sum(database.get("keys", 0) for database in databases)
+    progress = _Progress()
 
-    def pages() -> Iterator[Iterator[Row]]:
+    def pages() -> Iterator[list[Row]]:
+        looked_at = 0
         for node in nodes:
             cursor = None
             while cursor != 0:
                 cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
-                yield rows_of(node, keys, options.quotas)
+                rows = list(rows_of(node, keys, options.quotas))
+                progress.erase()
+                yield rows
+                looked_at += _BATCH
+                if looked_at < in_all:
+                    progress.show(f"looked at {looked_at:,} of {in_all:,} keys")
 
-    table(pages())
+    try:
+        table(pages())
+    finally:
+        progress.erase()
     return 0
 
 
