@@ -43,6 +43,12 @@ def test_an_error_of_a_library_is_known_by_what_the_server_has_sent(library: Any
 
     assert kind(library.ReadOnlyError("You can't write against a read only replica.")) == "READONLY"
     assert kind(library.NoPermissionError("this user has no permissions to run the 'rl.log' command")) == "NOPERM"
+    # Of a key, it is the request's own.
+    assert kind(library.NoPermissionError("No permissions to access a key")) is None
+    assert (
+        kind(library.NoPermissionError("this user has no permissions to access one of the keys used as arguments"))
+        is None
+    )
     assert kind(library.AuthenticationError("Authentication required.")) == "NOAUTH"
     assert kind(library.AuthenticationError("invalid username-password pair or user is disabled.")) == "WRONGPASS"
     assert kind(library.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")) == "OOM"

@@ -20,6 +20,8 @@ from .threads import CLOSE_SECONDS
 
 # The first and the longest wait between tries.
 _FIRST_MS, _LONGEST_MS = 50, 1000
+# A shorter one could not be renewed in time.
+_SHORTEST_SECONDS = 0.1
 # The shortest time between two rounds of renewals, so that places due at about the same time are renewed together.
 _APART_SECONDS = 0.02
 
@@ -38,6 +40,8 @@ class _Hold:
         on_late: Callable[[Key], object] | None,
     ) -> None:
         check_seconds("for_", for_)
+        if for_ < _SHORTEST_SECONDS:
+            raise ValueError(f"for_ is in seconds, at least {_SHORTEST_SECONDS}: {for_!r}")
         check_seconds("timeout", timeout)
         if on_late is not None and not callable(on_late):
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
@@ -70,9 +74,9 @@ class _Hold:
         return self._waits(self._asking.now_ms())
 
     def _begin(self) -> Request:
-        if self:
+        if self._place and self._place.state != "over" and self._pid == os.getpid():
             raise RuntimeError("this place is held already: each block calls hold")
-        self._place = Place(self._for_ms, self._asking.now_ms())
+        self._pid, self._place = os.getpid(), Place(self._for_ms, self._asking.now_ms())
         self._new = Request([self._share])
         return self._new
 
@@ -157,8 +161,13 @@ class AsyncHold(_Hold):
     async def __aenter__(self) -> AsyncHold:
         waits = self._here()
         while True:
-            # If this task is cancelled, decide gives back the unit that may be on its way.
-            [outcome] = await self._asking.decide([self._begin()])
+            request = self._begin()
+            try:
+                [outcome] = await self._asking.decide([request])
+            except BaseException as interruption:
+                # The unit that may be on its way goes back by itself.
+                self._told(interruption)
+                raise
             self._told(outcome)
             if isinstance(outcome, Exception):
                 raise outcome
@@ -198,6 +207,8 @@ class AsyncHold(_Hold):
         except BaseException as interruption:
             for each in self._told(interruption):
                 self._asking.give_back(each)
+            if self:
+                _renewals.here().watch(self)
             raise
         back = self._told(outcome)
         if self:

@@ -137,7 +137,7 @@ class InLoop:
     def _end_probe(self, node: Node, share: Share, reply: Any) -> None:
         seconds = self._nodes.probed(node, not is_away(reply))
         if seconds is not None:
-            self._loop.call_later(max(seconds, 0), self._probe_again, node, share, context=Context())
+            self._loop.call_later(max(seconds, 0) + 0.001, self._probe_again, node, share, context=Context())
 
     def _probe_again(self, node: Node, share: Share) -> None:
         for found in self._nodes.ask([share], self.lines.node_of):

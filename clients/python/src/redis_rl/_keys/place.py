@@ -21,12 +21,12 @@ class Place:
         self._for_ms = for_ms
         # When the unit was asked for last. The server counts it then or later, so it is safe to reckon from here.
         self._asked_ms = self._due_ms = self._over_ms = now_ms
-        self._is_told = False
+        self._is_late = False
 
     def taken(self, now_ms: int) -> list[Said]:
         before = self.state
         if before in ("asked", "renewing"):
-            self.state, self._is_told = "held", False
+            self.state = "held"
             self._due_ms = self._asked_ms + max(self._for_ms // 3, 1)
             self._over_ms = self._asked_ms + self._for_ms
             return ["give back old"] if before == "renewing" else []
@@ -49,8 +49,8 @@ class Place:
 
     def tick(self, now_ms: int) -> list[Said]:
         says: list[Said] = []
-        if self.is_late(now_ms) and not self._is_told:
-            self._is_told = True
+        if not self._is_late and self.is_late(now_ms):
+            self._is_late = True
             says.append("late")
         if self.state == "held" and now_ms >= self._due_ms:
             self.state, self._asked_ms = "renewing", now_ms
@@ -66,15 +66,15 @@ class Place:
         return []
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether it was not renewed in time, so that somebody else may have it."""
-        return self.state in ("held", "renewing") and now_ms >= self._over_ms
+        """Whether it was ever not renewed in time, so that somebody else may have it since."""
+        return self._is_late or (self.state in ("held", "renewing") and now_ms >= self._over_ms)
 
     @property
     def due(self) -> int | None:
         """When the next tick is due, or None."""
         if self.state not in ("held", "renewing"):
             return None
-        late_ms = None if self._is_told else self._over_ms
+        late_ms = None if self._is_late else self._over_ms
         if self.state == "renewing":
             return late_ms
         return self._due_ms if late_ms is None else min(self._due_ms, late_ms)

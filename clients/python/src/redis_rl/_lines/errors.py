@@ -24,6 +24,11 @@ class State(NamedTuple):
 
 
 _TABLE: dict[Kind, dict[str, str]] = {
+    # Of a key: another request may have the right.
+    "ok": {
+        "NOPERM this user has no permissions to access one of the keys": "",
+        "NOPERM No permissions to access a key": "",
+    },
     "elsewhere": {
         "READONLY": "this server is a replica: use an address that follows the master, or Sentinel",
         "MASTERDOWN": "this server is a replica without its master: use an address that follows the master, or Sentinel",
@@ -69,6 +74,10 @@ _CODES = {
 }
 
 
+class ClosedError(ConnectionError):
+    """A connection has ended with its event loop or its application. So it tells nothing of the server."""
+
+
 def text_of(error: Exception) -> str:
     """Returns an error reply as the server has sent it, with the code that the libraries leave out."""
     text, code = str(error), _CODES.get(type(error).__name__)
@@ -85,7 +94,8 @@ def state_of(error: object) -> State | None:
     if not isinstance(error, Exception):
         return None
     text = text_of(error)
-    return next((state for state in TABLE if text.startswith(state.starts)), None)
+    found = next((state for state in TABLE if text.startswith(state.starts)), None)
+    return None if found is None or found.means == "ok" else found
 
 
 def said_by(error: Exception) -> Exception:
@@ -103,7 +113,7 @@ def is_moved(error: object) -> bool:
 
 def is_away(error: object) -> bool:
     """Whether this is an error that means that the server cannot be asked."""
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or isinstance(error, ClosedError):
         return False
     is_reply = any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
     return state_of(error) is not None or not (is_reply or is_mistake(error))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from .errors import is_moved, state_of
+from .errors import ClosedError, is_moved, state_of
 from .line import TICKS, Line
 from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
@@ -23,6 +23,8 @@ Wanted: TypeAlias = Callable[[], bool]
 """Tells whether anybody still waits for the reply."""
 
 _SHORTEST_TICK = 0.001
+# At the end of an event loop, the milliseconds that it waits for what is on its way.
+_RESTS = 1000
 
 
 def always() -> bool:
@@ -118,7 +120,7 @@ class LoopLines(Router):
     def to(self, node: Node) -> _Connection:
         """Returns the connection to a node, a new one if the last has ended."""
         connection = self._connections.get(node)
-        if connection is None or connection.is_over:
+        if connection is None or connection.is_over or connection.is_cancelled:
             connection = self._connections[node] = _Connection(self, node)
         return connection
 
@@ -179,6 +181,12 @@ class LoopLines(Router):
             yield
         finally:
             if not self.loop.is_closed():
+                # Asynchronous generators end at the same time: what they hold goes back first.
+                await asyncio.sleep(0)
+                for _ in range(_RESTS):
+                    if not any(each.is_busy for each in self._connections.values()):
+                        break
+                    await asyncio.sleep(0.001)
                 await self.close()
 
 
@@ -200,6 +208,11 @@ class _Connection:
         self._own = self._pool.make_connection()
         self.task = spawn(lines.loop, self._read())
         self._watch()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its tasks are being cancelled, as all are when an event loop ends. Others may still give back."""
+        return self._waking is not None and self._waking.cancelled()
 
     @property
     def is_busy(self) -> bool:
@@ -312,7 +325,7 @@ class _Connection:
         if error:
             self._lines.renew(self._node)
         for told in [done for _, done in due] + [done for _, done, _ in queue]:
-            told(error or ConnectionError("closed"))
+            told(error or ClosedError("closed"))
 
 
 async def _close(client: Any) -> None:
