@@ -31,8 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
 ///
 /// Never are more than `n` at work, except holders that could not renew for `lasting`, of which
-/// [`on_late`](Places::on_late) is told, and after `FLUSHALL` or a `DEL` of the key. A place whose reply was lost is free again when `lasting` is over. There is no
-/// queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
+/// [`on_late`](Places::on_late) is told, and after `FLUSHALL` or a `DEL` of the key. A place whose reply was lost is free
+/// again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
 /// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
 #[derive(Clone)]
