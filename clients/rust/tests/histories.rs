@@ -327,6 +327,7 @@ fn errors_are_those_of_the_table() {
         Means::Elsewhere => "elsewhere",
         Means::Refused => "refused",
         Means::Cannot => "cannot",
+        Means::Fine => "ok",
     };
     let own = redis_rl_client::lines::ERRORS
         .iter()

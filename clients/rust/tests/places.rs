@@ -4,8 +4,8 @@ use std::env;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::forwarder::Forwarder;
 use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, used};
@@ -162,7 +162,7 @@ async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_t
 }
 
 #[tokio::test]
-async fn a_holder_that_cannot_renew_is_told_so_once_until_it_can() {
+async fn a_holder_that_cannot_renew_is_told_so_once_and_stays_late() {
     let server = Server::start();
     let (told, lasting) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
     let tell = told.clone();
@@ -176,9 +176,51 @@ async fn a_holder_that_cannot_renew_is_told_so_once_until_it_can() {
     assert!(place.is_late());
     assert!(places.hold("others", 1).await.is_err(), "Redis is away");
     server.thaw();
-    until("a renewal", || !place.is_late()).await;
+    let calls = server.calls("RL.LOG");
+    until("renewals", || server.calls("RL.LOG") >= calls + 6).await;
+    assert!(place.is_late());
     assert_eq!(told.load(SeqCst), 1);
     place.release().await;
+}
+
+/// Places in memory that last for 300 ms of the clock that is returned.
+fn timed() -> (Places, Arc<AtomicU64>) {
+    let now = Arc::new(AtomicU64::new(0));
+    let clock = now.clone();
+    let places = Places::new(MemoryLimiter::new()).lasting(Duration::from_millis(300));
+    (places.clock(move || UNIX_EPOCH + Duration::from_millis(clock.load(SeqCst))), now)
+}
+
+#[tokio::test]
+async fn a_block_that_keeps_its_thread_from_renewing_sees_that_it_is_late() {
+    let (places, now) = timed();
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    now.store(299, SeqCst);
+    assert!(!place.is_late());
+    now.store(300, SeqCst);
+    assert!(place.is_late());
+}
+
+#[tokio::test]
+async fn a_place_is_renewed_though_its_hook_panics() {
+    let (places, now) = timed();
+    let told = Arc::new(AtomicUsize::new(0));
+    let tell = told.clone();
+    let places = places.on_late(move |_| {
+        tell.fetch_add(1, SeqCst);
+        panic!("of the test");
+    });
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    now.store(300, SeqCst);
+    until("the hook", || told.load(SeqCst) > 0).await;
+    assert!(hold(&places, "jobs", 1).await.is_none());
+    assert!(place.is_late());
+}
+
+#[test]
+#[should_panic(expected = "a place lasts from 100 ms to 3650 days")]
+fn places_last_long_enough_to_be_renewed() {
+    let _ = Places::new(MemoryLimiter::new()).lasting(Duration::from_micros(99_999));
 }
 
 #[tokio::test]

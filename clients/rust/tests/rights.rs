@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Value};
 use redis_rl_client::web::Fail;
-use redis_rl_client::{Algorithm, All, Quota, RlAsyncCommands, RlCommands, cmd};
+use redis_rl_client::{Algorithm, All, Places, Quota, RlAsyncCommands, RlCommands, cmd};
 
 use crate::limits::{guard, policy};
 use crate::server::{Cluster, Server};
@@ -82,4 +82,13 @@ async fn a_guard_takes_refuses_and_settles() {
         assert_eq!(reserved.decision().map(|decision| decision.rows[0].remaining), Some(3));
         guard.close().await;
     }
+}
+
+#[tokio::test]
+async fn a_key_without_the_right_to_it_makes_redis_away_for_no_other() {
+    let server = server();
+    let places = Places::new(server.redis());
+    let error = places.hold("other", 1).await.expect_err("no right");
+    assert_eq!(error.code(), Some("NOPERM"));
+    assert!(places.hold("limit:jobs", 1).await.expect("an answer").is_some());
 }

@@ -4,8 +4,7 @@ use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
@@ -18,6 +17,10 @@ use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
 use crate::lines::Redis;
+use crate::locked;
+
+/// In less time a place might not be renewed.
+const LEAST: Duration = Duration::from_millis(100);
 
 /// The longest pause before the second try, and before any.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -28,8 +31,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
 ///
 /// Never are more than `n` at work, except holders that could not renew for `lasting`, of which
-/// [`on_late`](Places::on_late) is told. A place whose reply was lost is free again when `lasting` is over. There is no
-/// queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
+/// [`on_late`](Places::on_late) is told, and after `FLUSHALL` or a `DEL` of the key. A place whose reply was lost is free
+/// again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
 /// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
 #[derive(Clone)]
@@ -58,13 +61,14 @@ impl Places {
         Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
     }
 
-    /// How long a place lasts without being renewed, because its process died or cannot reach Redis.
+    /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
     ///
     /// # Panics
     ///
-    /// If it is not 1 ms to 3650 days.
+    /// If it is not 100 ms to 3650 days.
     pub fn lasting(self, lasting: Duration) -> Places {
-        Quota::new(0, lasting).check().expect("a place lasts from 1 ms to 3650 days");
+        let is_valid = lasting >= LEAST && Quota::new(0, lasting).check().is_ok();
+        assert!(is_valid, "a place lasts from 100 ms to 3650 days");
         Places { lasting, ..self }
     }
 
@@ -73,8 +77,8 @@ impl Places {
         Places { timeout, ..self }
     }
 
-    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once until the place
-    /// is renewed.
+    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once for a place, in a
+    /// task of its own.
     pub fn on_late(self, tell: impl Fn(&[u8]) + Send + Sync + 'static) -> Places {
         Places { on_late: Some(Arc::new(tell)), ..self }
     }
@@ -101,9 +105,9 @@ impl Places {
             let (held, answer) = self.asker.take(vec![share.clone()]).await;
             if !answer?.limited {
                 place.happens(Event::Taken, self.now());
-                let ((end, ended), is_late) = (oneshot::channel(), Arc::<AtomicBool>::default());
-                let keeper = tokio::spawn(self.clone().keep((share, place, held), ended, is_late.clone()));
-                return Ok(Some(Hold { end, keeper, is_late }));
+                let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
+                let keeper = tokio::spawn(self.clone().keep((share, place.clone(), held), ended));
+                return Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }));
             }
             let left = self.timeout.saturating_sub(began.elapsed());
             if left.is_zero() {
@@ -126,15 +130,15 @@ impl Places {
     /// Renews a place until its [`Hold`] is dropped, then gives it back.
     async fn keep(
         self,
-        (share, mut place, held): (Share, Place, Held),
+        (share, place, held): (Share, Arc<Mutex<Place>>, Held),
         mut ended: oneshot::Receiver<()>,
-        is_late: Arc<AtomicBool>,
     ) {
         // The requests that have taken a unit for it, the oldest first.
         let mut held = vec![held];
         let (mut renewal, mut sent): (Renewal, _) = (Box::pin(pending()), Vec::new());
-        while place.state() != State::Over {
-            let left = place.due().map(|due| due.saturating_sub(self.now()));
+        let state = || locked(&place).state();
+        while state() != State::Over {
+            let left = locked(&place).due().map(|due| due.saturating_sub(self.now()));
             let event = tokio::select! {
                 biased;
                 (by, answer) = &mut renewal => {
@@ -143,11 +147,14 @@ impl Places {
                     held.extend(is_taken.then_some(by));
                     if is_taken { Event::Taken } else { Event::Failed }
                 }
-                _ = &mut ended, if place.state() != State::Ending => Event::End,
+                _ = &mut ended, if state() != State::Ending => Event::End,
                 () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
             };
             sent.clear();
-            for say in place.happens(event, self.now()) {
+            // If a reply comes too late, that is told first.
+            let tick = (event != Event::End).then_some(Event::Tick);
+            let happens = |event| locked(&place).happens(event, self.now());
+            for say in tick.into_iter().chain([event]).flat_map(happens) {
                 match say {
                     Say::Take => {
                         let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
@@ -155,10 +162,15 @@ impl Places {
                     }
                     Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
                     Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
-                    Say::Late => self.on_late.iter().for_each(|tell| tell(&share.key)),
+                    Say::Late => {
+                        if let Some(tell) = self.on_late.clone() {
+                            let key = share.key.clone();
+                            // The place is kept though the hook may panic.
+                            tokio::spawn(async move { tell(&key) });
+                        }
+                    }
                 }
             }
-            is_late.store(place.is_late(), Ordering::Relaxed);
         }
         // `release` returns when Redis has the place back.
         for task in sent {
@@ -173,7 +185,8 @@ impl Places {
 pub struct Hold {
     end: oneshot::Sender<()>,
     keeper: JoinHandle<()>,
-    is_late: Arc<AtomicBool>,
+    place: Arc<Mutex<Place>>,
+    asker: Asker,
 }
 
 impl Hold {
@@ -186,6 +199,6 @@ impl Hold {
     /// Whether the place was ever not renewed in time: others may have it since.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        self.is_late.load(Ordering::Relaxed)
+        locked(&self.place).is_late(self.asker.now().as_millis() as u64)
     }
 }

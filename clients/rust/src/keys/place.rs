@@ -128,9 +128,9 @@ impl Place {
         self.state
     }
 
-    /// Whether others may have it since it was not renewed in time.
+    /// Whether it was ever not renewed in time, so that others may have it.
     #[must_use]
-    pub fn is_late(&self) -> bool {
-        self.is_late
+    pub fn is_late(&self, now: u64) -> bool {
+        self.is_late || (matches!(self.state, State::Held | State::Renewing) && now >= self.over_at)
     }
 }

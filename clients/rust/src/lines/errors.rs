@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind, RedisError};
 
-/// An error reply that tells of a state of the server, rather than of a mistake in the request.
+/// An error reply that tells of a state of the server, or an exception from a later entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     /// The beginning of the reply.
@@ -21,9 +21,11 @@ pub enum Means {
     Refused,
     /// It cannot write at present.
     Cannot,
+    /// Nothing: the request is at fault.
+    Fine,
 }
 
-use Means::{Cannot, Elsewhere, Refused};
+use Means::{Cannot, Elsewhere, Fine, Refused};
 
 /// The table of `clients/errors.json`. The first entry that fits counts.
 #[rustfmt::skip]
@@ -34,6 +36,8 @@ pub const ERRORS: &[Known] = &[
     Known { starts: "NOAUTH", means: Refused, log: "the server asks for a password: name one in the client's address or options" },
     Known { starts: "WRONGPASS", means: Refused, log: "the user or the password is wrong, or the user is disabled" },
     Known { starts: "ERR AUTH", means: Refused, log: "a password is given, and the server has none: leave it out, or set requirepass" },
+    Known { starts: "NOPERM this user has no permissions to access one of the keys", means: Fine, log: "" },
+    Known { starts: "NOPERM No permissions to access a key", means: Fine, log: "" },
     Known { starts: "NOPERM", means: Refused, log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
     Known { starts: "DENIED", means: Refused, log: "the server is in protected mode: give it a password, or bind it to an address" },
     Known { starts: "ERR max number of clients", means: Refused, log: "the server has too many connections: raise maxclients, or find who holds them" },
@@ -62,7 +66,7 @@ pub fn known(error: &RedisError) -> Option<&'static Known> {
         (ErrorKind::AuthenticationFailed, None) => "WRONGPASS".to_owned(),
         (_, code) => format!("{} {}", code?, error.detail().unwrap_or_default()),
     };
-    ERRORS.iter().find(|known| reply.starts_with(known.starts))
+    ERRORS.iter().find(|known| reply.starts_with(known.starts)).filter(|known| known.means != Fine)
 }
 
 /// Whether an error means that Redis is away: there was no reply, or one of the table.
