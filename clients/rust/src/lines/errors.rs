@@ -30,14 +30,14 @@ use Means::{Cannot, Elsewhere, Fine, Refused};
 /// The table of `clients/errors.json`. The first entry that fits counts.
 #[rustfmt::skip]
 pub const ERRORS: &[Known] = &[
+    Known { starts: "NOPERM this user has no permissions to access one of the keys", means: Fine, log: "" },
+    Known { starts: "NOPERM No permissions to access a key", means: Fine, log: "" },
     Known { starts: "READONLY", means: Elsewhere, log: "this server is a replica: use an address that follows the master, or Sentinel" },
     Known { starts: "MASTERDOWN", means: Elsewhere, log: "this server is a replica without its master: use an address that follows the master, or Sentinel" },
     Known { starts: "LOADING", means: Elsewhere, log: "the server is still loading its data" },
     Known { starts: "NOAUTH", means: Refused, log: "the server asks for a password: name one in the client's address or options" },
     Known { starts: "WRONGPASS", means: Refused, log: "the user or the password is wrong, or the user is disabled" },
     Known { starts: "ERR AUTH", means: Refused, log: "a password is given, and the server has none: leave it out, or set requirepass" },
-    Known { starts: "NOPERM this user has no permissions to access one of the keys", means: Fine, log: "" },
-    Known { starts: "NOPERM No permissions to access a key", means: Fine, log: "" },
     Known { starts: "NOPERM", means: Refused, log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
     Known { starts: "DENIED", means: Refused, log: "the server is in protected mode: give it a password, or bind it to an address" },
     Known { starts: "ERR max number of clients", means: Refused, log: "the server has too many connections: raise maxclients, or find who holds them" },
