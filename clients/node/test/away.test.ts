@@ -7,7 +7,7 @@ import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type Asking, rl, withTimeout } from "redis-rl";
+import { type Asking, MemoryLimiter, rl, withTimeout, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { type Ask, guarded, stores } from "./asks.js";
 import {
@@ -359,4 +359,19 @@ test("warnings of errors: one at once, then one a second that tells how many", a
   assert.deepEqual(told(), []);
   await ask();
   assert.deepEqual(told(), text(1));
+});
+
+test("a quiet service: Redis decides again soon after the first request that finds it well, without another", async () => {
+  for (let i = 0; i < 5; i++) {
+    const memory = new MemoryLimiter();
+    let isAway = true;
+    const send = (words: Words) => (isAway ? Promise.reject(new Error("away")) : memory.send(words));
+    const told: (Error | undefined)[] = [];
+    const ask = express({ send }, { ...patient, onOutage: (error) => told.push(error) });
+    await ask();
+    isAway = false;
+    await ask();
+    await waitFor("the second probe", async () => told.length === 2);
+    assert.equal(told[1], undefined);
+  }
 });

@@ -2,14 +2,17 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { setMaxListeners } from "node:events";
+import { once } from "node:events";
 import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import {
+  acquire,
   type Client,
   hold,
   type Hold,
   type HoldOptions,
+  type Key,
+  leases,
   MAX_LIMIT,
   MemoryLimiter,
   type Sender,
@@ -18,6 +21,7 @@ import {
 import {
   calls,
   type Client as Direct,
+  command,
   type Connected,
   connectTo,
   Forwarder,
@@ -80,28 +84,25 @@ describe("a place", () => {
     assert.deepEqual(await pass(60_000), []);
   });
 
-  test("that cannot be renewed is late: that is told once, until it is renewed", async () => {
+  test("that was not renewed in time is late from then on, and is told so once; it is renewed all the same", async () => {
     const { sent, faults, pass, take, used } = recorder();
     const told: unknown[] = [];
     const place = await take({ onLate: (key) => told.push(key) });
     sent.length = 0;
-    for (const times of [1, 2]) {
+    for (const isFirst of [true, false]) {
       faults.losesReplies = true;
       assert.equal((await pass(10_000)).length, 1);
       faults.isAway = true;
       await pass(19_999);
-      assert.equal(place.late, false);
+      assert.equal(place.late, !isFirst);
       for (let i = 0; i < 5; i++) await pass(i === 0 ? 1 : 2_500);
-      await waitFor("the hook", async () => told.length >= times);
-      assert.deepEqual([place.held, place.late, told.length], [true, true, times]);
+      await waitFor("the hook", async () => told.length > 0);
+      assert.deepEqual([place.held, place.late, told], [true, true, ["key"]]);
       faults.isAway = faults.losesReplies = false;
       // Redis is asked again after two probes, which come in real time.
-      await waitFor("a renewal", async () => {
-        await pass(2_500);
-        return !place.late;
-      });
+      await waitFor("a renewal", async () => (await pass(2_500)).some((words) => words.includes("COST -1")));
     }
-    assert.deepEqual([told, await used()], [["key", "key"], 1]);
+    assert.deepEqual([told, await used()], [["key"], 1]);
     await place.release();
     assert.equal(await used(), 0);
   });
@@ -183,13 +184,52 @@ describe("a place", () => {
     for (const limit of [-1, 1.5, "5" as unknown as number])
       await assert.rejects(hold(memory, "key", limit), RangeError);
     await assert.rejects(hold(memory, "key", 5, { for: "soon" }), /is not a window/);
+    await assert.rejects(hold(memory, "key", 5, { for: "99ms" }), RangeError);
+    assert.ok((await hold(memory, "key", 5, { for: "100ms" })).held);
     await assert.rejects(hold(memory, "key", 5, { timeoutMs: -1 }), RangeError);
     await assert.rejects(hold(memory, "key", 5, { lease: 1 } as HoldOptions), /hold has no lease/);
     await assert.rejects(hold(undefined as unknown as Sender, "key", 5), /a client is one of/);
+    const signal = {} as AbortSignal;
+    await assert.rejects(hold(memory, "key", 5, { signal }), /signal is an AbortSignal/);
+    await assert.rejects(acquire(memory, "log", "key", "5/m", { signal }), /signal is an AbortSignal/);
     const clock = () => {
       throw new Error("no time");
     };
     await assert.rejects(hold(memory, "key", 5, { clock }), /no time/);
+  });
+
+  test("what is no callback, or stands before the options, is refused before Redis is asked", async () => {
+    const { sender, sent } = recorder();
+    const holds = hold as (...args: unknown[]) => Promise<unknown>;
+    const work = () => assert.fail("it is called");
+    for (const args of [
+      [work, { for: "1m" }],
+      [work, null],
+      [{}, "work"],
+      [undefined, {}],
+      [work, work],
+      ["work"],
+    ])
+      await assert.rejects(holds(sender, "key", 5, ...args), TypeError);
+    assert.deepEqual(sent, []);
+  });
+
+  test("a signal may be shared by any number of those who wait, and no warning is told", async () => {
+    const memory = new MemoryLimiter();
+    await memory.log("key", "1/30s");
+    const warned = once(process, "warning").then(([{ message }]) => message as string);
+    const abort = new AbortController();
+    const { signal } = abort;
+    const waiting = Array.from({ length: 20 }, (_, i) =>
+      i % 2
+        ? hold(memory, "key", 1, { signal, timeoutMs: Infinity })
+        : acquire(memory, "log", "key", "1/30s", { signal }),
+    );
+    await new Promise(setImmediate);
+    abort.abort();
+    for (const { status } of await Promise.allSettled(waiting)) assert.equal(status, "rejected");
+    process.emitWarning("the last");
+    assert.equal(await warned, "the last");
   });
 
   test("an abort ends the wait, and leaves nothing taken, whenever it comes", async () => {
@@ -250,11 +290,9 @@ for (const [name, connect] of Object.entries(libraries)) {
 
     test("never more than three of forty who wait are at work, and each is in the end", async () => {
       const { client } = await connected();
-      const signal = new AbortController().signal;
-      setMaxListeners(0, signal);
       let [working, most, done] = [0, 0, 0];
       const work = () =>
-        hold(client, "key", 3, { timeoutMs: Infinity, signal }, async ({ held }) => {
+        hold(client, "key", 3, { timeoutMs: Infinity }, async ({ held }) => {
           assert.ok(held);
           most = Math.max(most, ++working);
           await new Promise(setImmediate);
@@ -294,10 +332,25 @@ for (const [name, connect] of Object.entries(libraries)) {
       await waitFor("the hook", async () => late.length === 1);
       assert.deepEqual([place.held, place.late], [true, true]);
       again = await own.again();
-      await waitFor("a renewal", async () => !place.late);
-      assert.deepEqual(late, ["key"]);
+      await waitFor("a renewal", async () => (await command(again, "DBSIZE")) === 1);
+      assert.deepEqual([place.late, late], [true, ["key"]]);
       await place.release();
       assert.equal((await hold(client, "key", 1)).held, true);
+    });
+
+    test("a key that is neither text nor a Buffer is refused, and harms nobody else", async () => {
+      const { client } = await connected();
+      const limiter = leases(client, { quotas: "5/m" });
+      open.push(() => limiter.close());
+      const asks: ((key: Key) => Promise<unknown>)[] = [
+        (key) => hold(client, key, 5),
+        (key) => acquire(client, "log", key, "5/m", { cost: 2 }),
+        (key) => limiter.take(key),
+      ];
+      for (const ask of asks)
+        for (const key of [Uint8Array.of(107), undefined, 5] as unknown[])
+          await assert.rejects(ask(key as Key), /a key is text or a Buffer/);
+      for (const ask of asks) await ask(Buffer.from(`key ${asks.indexOf(ask)}`));
     });
 
     test("a server that says nothing: an error, and a block's end does not wait for long", async () => {

@@ -222,7 +222,11 @@ test("random histories of places lead to what they lead to in Rust", () => {
 
 test("what error replies say about a server is the same in all clients", () => {
   assert.deepEqual(ERRORS, shared("errors"));
-  for (const reply of ["ERR syntax error", "WRONGTYPE key is counted by RL.LOG"]) {
+  for (const reply of [
+    "ERR syntax error",
+    "WRONGTYPE key is counted by RL.LOG",
+    "NOPERM No permissions to access a key",
+  ]) {
     assert.equal(isReply(new Error(reply)), true);
     assert.equal(knownError(new Error(reply)), undefined);
   }

@@ -300,8 +300,6 @@ class WordList implements CommandWriter {
   }
 
   pushKey(key: Key): void {
-    // A client would send undefined as the empty key, which all such callers then share.
-    if (typeof key !== "string" && !ArrayBuffer.isView(key)) throw new TypeError("a key is text or a Buffer");
     this.words.push(prefixed(this.prefix, key));
   }
 }
@@ -347,7 +345,13 @@ export class Commands implements RateLimiter {
 
 /** A lone surrogate is sent as U+FFFD: a client of a cluster would seek it in the slot of other bytes. */
 function pushKey(writer: CommandWriter, key: Key): void {
-  writer.pushKey(typeof key === "string" ? key.toWellFormed() : key);
+  writer.pushKey(typeof key === "string" ? key.toWellFormed() : checkedKey(key));
+}
+
+/** A client would send undefined as the empty key, which all such callers then share. Other bytes break a connection. */
+export function checkedKey(key: Key): Key {
+  if (typeof key !== "string" && !Buffer.isBuffer(key)) throw new TypeError("a key is text or a Buffer");
+  return key;
 }
 
 /** A key with what its client puts before it. */

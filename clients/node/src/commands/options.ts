@@ -13,6 +13,10 @@ const FLAG = typed("boolean", "true or false");
 const FUNCTION = typed("function", "a function");
 const KEY = typed("function", "a function of the request");
 const CLOCK = typed("function", "a function that returns Unix milliseconds");
+const SIGNAL: Check = {
+  what: "an AbortSignal",
+  is: (value) => typeof (value as AbortSignal | null)?.throwIfAborted === "function",
+};
 /** Where it is used, its value is checked. */
 const OWN: Check = { what: "", is: () => true };
 
@@ -47,11 +51,11 @@ export const OPTIONS = {
   },
   memory: { maxKeys: OWN, clock: CLOCK },
   leases: { quotas: OWN, algorithm: OWN, units: OWN, for: OWN, ...asking },
-  acquire: { cost: OWN, timeoutMs: OWN, signal: OWN, clock: CLOCK, sleep: FUNCTION },
+  acquire: { cost: OWN, timeoutMs: OWN, signal: SIGNAL, clock: CLOCK, sleep: FUNCTION },
   hold: {
     for: OWN,
     timeoutMs: OWN,
-    signal: OWN,
+    signal: SIGNAL,
     onLate: FUNCTION,
     clock: CLOCK,
     sleep: FUNCTION,

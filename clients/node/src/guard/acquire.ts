@@ -1,9 +1,16 @@
 // Waits for a limit.
 
+import { setMaxListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
 import { askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock } from "../commands/clock.js";
-import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "../commands/commands.js";
+import {
+  type Algorithm,
+  checkedAlgorithm,
+  checkedKey,
+  type Key,
+  type Verdict,
+} from "../commands/commands.js";
 import { Driver } from "./driver.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
@@ -58,12 +65,13 @@ export async function acquire(
     throw new RangeError("timeoutMs must be a number from 0");
   }
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
+  const share = { key: checkedKey(key), rules, cost };
   const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock);
   const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
-    const verdict = verdictOf(await decide(driver, new Request([{ key, rules, cost }]), signal), cost);
+    const verdict = verdictOf(await decide(driver, new Request([share]), signal), cost);
     const { allowed, retryAfterMs } = verdict;
     if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
     await sleep(retryAfterMs);
@@ -73,20 +81,29 @@ export async function acquire(
 /** If it is aborted meanwhile, what the command takes goes back. */
 function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
   return new Promise((resolve, reject) => {
-    const abort = () => {
-      reject(signal?.reason as Error);
+    const forget = onAbort(signal, (reason) => {
+      reject(reason);
       void driver.giveBack(request);
-    };
-    signal?.addEventListener("abort", abort);
+    });
     // In the turn in which the answer becomes the caller's: it cannot go back any more.
     const settled =
       <T>(settle: (value: T) => void) =>
       (value: T) => {
-        signal?.removeEventListener("abort", abort);
+        forget();
         settle(value);
       };
     driver.decide(request).then(settled(resolve), settled(reject));
   });
+}
+
+/** Calls this when the signal is aborted, until what it returns is called. */
+export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
+  if (signal === undefined) return () => {};
+  const abort = () => call(signal.reason as Error);
+  // Any number of those who wait may share a signal.
+  if (signal instanceof EventTarget) setMaxListeners(0, signal);
+  signal.addEventListener("abort", abort);
+  return () => signal.removeEventListener("abort", abort);
 }
 
 /** Sleeps so long at least, or until it is aborted. */

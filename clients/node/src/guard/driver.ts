@@ -201,14 +201,16 @@ export class Driver {
 
   #probe(outage: Outage, words: Words): void {
     const { away } = outage;
-    // Also of a service that is quiet.
-    const again = () => {
-      if (this.#outages.get(outage.node) === outage && away.ask(now()) === "probe")
+    // Also of a service that is quiet. A timer may be early by a part of a millisecond.
+    const probeAt = (dueMs: number) => {
+      const leftMs = Math.ceil(dueMs - now());
+      if (leftMs > 0) later(leftMs, () => probeAt(dueMs));
+      else if (this.#outages.get(outage.node) === outage && away.ask(now()) === "probe")
         this.#probe(outage, words);
     };
     const probed = (isAnswered: boolean) => {
       if (away.probed(now(), isAnswered) === "ends") this.#end(outage);
-      else if (isAnswered) later((away.nextProbeMs ?? 0) - now(), again);
+      else if (isAnswered) probeAt(away.nextProbeMs ?? 0);
     };
     const { send, ticks } = this.asker;
     ticks.within(send(words)).then(

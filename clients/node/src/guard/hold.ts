@@ -2,8 +2,8 @@
 
 import { type Asker, askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock, processTime } from "../commands/clock.js";
-import type { Key } from "../commands/commands.js";
-import { sleepFor } from "./acquire.js";
+import { checkedKey, type Key } from "../commands/commands.js";
+import { onAbort, sleepFor } from "./acquire.js";
 import { Driver } from "./driver.js";
 import { Place, type Says } from "../keys/place.js";
 import { type Answer, Request } from "../keys/request.js";
@@ -14,8 +14,8 @@ import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/tick
 
 export interface HoldOptions {
   /**
-   * The place of a process that dies is free after this time; `30s` if left out. All who hold places of a key name the
-   * same.
+   * The place of a process that dies is free after this time, from `100ms`; `30s` if left out. All who hold places of a
+   * key name the same.
    */
   for?: Window | undefined;
   /** How long to wait for a place; 0 if left out, and then it is asked for once. */
@@ -43,6 +43,7 @@ export interface Hold {
 
 /** Redis is away if it does not answer. */
 const TIMEOUT_MS = 1000;
+const SHORTEST_MS = 100;
 /** The longest of the first wait for a place, and of all. */
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
 /** Places that must be renewed in this time are renewed together. */
@@ -72,9 +73,13 @@ export async function hold<T>(
   key: Key,
   limit: number,
   given?: HoldOptions | ((place: Hold) => T | PromiseLike<T>),
-  work = typeof given === "function" ? given : undefined,
+  last?: (place: Hold) => T | PromiseLike<T>,
 ): Promise<Hold | T> {
-  const place = await taken(client, key, limit, typeof given === "function" ? {} : given);
+  const isLast = typeof given === "function" && last === undefined;
+  const [options, work] = isLast ? [undefined, given] : [given as HoldOptions | undefined, last];
+  if (work !== undefined && typeof (work as unknown) !== "function")
+    throw new TypeError("the callback of hold is a function, and stands after its options");
+  const place = await taken(client, checkedKey(key), limit, options);
   if (work === undefined) return place;
   try {
     return await work(place);
@@ -94,6 +99,8 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   } = checkedOptions("hold", OPTIONS.hold, options);
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
     throw new RangeError("timeoutMs must be a number from 0");
+  const forMs = milliseconds(lasting);
+  if (forMs < SHORTEST_MS) throw new RangeError("for must be at least 100ms");
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);
   // A place that is held is renewed whatever the limit is by now.
   const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
@@ -102,7 +109,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   const endMs = now() + timeoutMs;
   for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
     signal?.throwIfAborted();
-    const place = new HeldPlace(places, key, milliseconds(lasting), renewing, onLate);
+    const place = new HeldPlace(places, key, forMs, renewing, onLate);
     await place.take(taking, signal);
     const leftMs = endMs - now();
     if (place.held || leftMs <= 0) return place;
@@ -211,13 +218,12 @@ class HeldPlace implements Hold {
   /** Asks for the place. If it is aborted meanwhile, what the command takes goes back. */
   take(rules: Rules, signal: AbortSignal | undefined): Promise<void> {
     return new Promise((resolve, reject) => {
-      const abort = () => {
-        reject(signal?.reason as Error);
+      const forget = onAbort(signal, (reason) => {
+        reject(reason);
         void this.release();
-      };
-      signal?.addEventListener("abort", abort);
+      });
       this.#ask(rules, (answer) => {
-        signal?.removeEventListener("abort", abort);
+        forget();
         if (answer instanceof Error) reject(answer);
         else resolve();
       });

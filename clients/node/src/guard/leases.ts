@@ -3,7 +3,13 @@
 import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
 import type { Clock } from "../commands/clock.js";
-import { type Algorithm, checkedAlgorithm, type Key, type Verdict } from "../commands/commands.js";
+import {
+  type Algorithm,
+  checkedAlgorithm,
+  checkedKey,
+  type Key,
+  type Verdict,
+} from "../commands/commands.js";
 import { Driver } from "./driver.js";
 import type { Answer } from "../keys/request.js";
 import { Rules, tightest } from "../keys/rules.js";
@@ -67,7 +73,7 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
       if (!Number.isSafeInteger(cost))
         throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
-      const taken = driver.take({ key, rules, cost });
+      const taken = driver.take({ key: checkedKey(key), rules, cost });
       return "then" in taken ? verdictOf(await taken, cost) : taken;
     },
     close: () => driver.close(),

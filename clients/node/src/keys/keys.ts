@@ -1,5 +1,5 @@
 // The keys of one process, and the requests that ask for units of them. Pure: told of time and events, it says what to
-// send and what to answer. The rules are those of clients/README.md, the cases those of clients/local.json.
+// send and what to answer. The rules are those of clients/porting.md, the cases those of clients/local.json.
 
 import { isUtf8 } from "node:buffer";
 import type { Decision, Key as Name, Verdict } from "../commands/commands.js";

@@ -71,10 +71,7 @@ export class Place {
   /** When the next tick is due; for ever if none is. */
   get dueMs(): number {
     if (!this.#isHeld) return Infinity;
-    return Math.min(
-      this.state === "held" ? this.#renewMs : Infinity,
-      this.#isLate ? Infinity : this.#overMs,
-    );
+    return Math.min(this.state === "held" ? this.#renewMs : Infinity, this.#isLate ? Infinity : this.#overMs);
   }
 
   /** Whether it was ever not renewed for so long that another may have held it since. */

@@ -2,9 +2,9 @@
 
 /**
  * The server is not the one to ask, and another may be behind the same address by now; or it refuses this package; or it
- * cannot count at present.
+ * cannot count at present; or nothing, since the reply is the request's own.
  */
-export type Means = "elsewhere" | "refused" | "cannot";
+export type Means = "elsewhere" | "refused" | "cannot" | "ok";
 
 export interface Known {
   /** How the reply begins. */
@@ -23,6 +23,8 @@ export const ERRORS: readonly Known[] = [
   { starts: "NOAUTH", means: "refused", log: "the server asks for a password: name one in the client's address or options" },
   { starts: "WRONGPASS", means: "refused", log: "the user or the password is wrong, or the user is disabled" },
   { starts: "ERR AUTH", means: "refused", log: "a password is given, and the server has none: leave it out, or set requirepass" },
+  { starts: "NOPERM this user has no permissions to access one of the keys", means: "ok", log: "" },
+  { starts: "NOPERM No permissions to access a key", means: "ok", log: "" },
   { starts: "NOPERM", means: "refused", log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
   { starts: "DENIED", means: "refused", log: "the server is in protected mode: give it a password, or bind it to an address" },
   { starts: "ERR max number of clients", means: "refused", log: "the server has too many connections: raise maxclients, or find who holds them" },
@@ -45,7 +47,8 @@ export function isReply({ message }: Error): boolean {
 
 /** What an error reply says about the server. Undefined if it is the request's own, or no reply. */
 export function knownError({ message }: Error): Known | undefined {
-  return ERRORS.find(({ starts }) => message.startsWith(starts));
+  const known = ERRORS.find(({ starts }) => message.startsWith(starts));
+  return known?.means === "ok" ? undefined : known;
 }
 
 /** Whether an error says that Redis is away: nothing was answered, or what says so. */
