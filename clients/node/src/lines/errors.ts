@@ -17,14 +17,14 @@ export interface Known {
 /** The table of `clients/errors.json`. The first that fits counts. */
 // prettier-ignore
 export const ERRORS: readonly Known[] = [
+  { starts: "NOPERM this user has no permissions to access one of the keys", means: "ok", log: "" },
+  { starts: "NOPERM No permissions to access a key", means: "ok", log: "" },
   { starts: "READONLY", means: "elsewhere", log: "this server is a replica: use an address that follows the master, or Sentinel" },
   { starts: "MASTERDOWN", means: "elsewhere", log: "this server is a replica without its master: use an address that follows the master, or Sentinel" },
   { starts: "LOADING", means: "elsewhere", log: "the server is still loading its data" },
   { starts: "NOAUTH", means: "refused", log: "the server asks for a password: name one in the client's address or options" },
   { starts: "WRONGPASS", means: "refused", log: "the user or the password is wrong, or the user is disabled" },
   { starts: "ERR AUTH", means: "refused", log: "a password is given, and the server has none: leave it out, or set requirepass" },
-  { starts: "NOPERM this user has no permissions to access one of the keys", means: "ok", log: "" },
-  { starts: "NOPERM No permissions to access a key", means: "ok", log: "" },
   { starts: "NOPERM", means: "refused", log: "the user lacks a right that the reply names: add it by ACL SETUSER" },
   { starts: "DENIED", means: "refused", log: "the server is in protected mode: give it a password, or bind it to an address" },
   { starts: "ERR max number of clients", means: "refused", log: "the server has too many connections: raise maxclients, or find who holds them" },
