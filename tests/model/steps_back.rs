@@ -42,13 +42,16 @@ impl Host {
         let (algorithm, cost) = (self.algorithm, Cost::new(cost).expect("a cost"));
         let take = Take { algorithm, quotas, cost, mode, time };
         let mut key = MemoryKey { limiter: &mut self.limiter, expires_at: &mut self.expires_at };
-        let mut fresh = None;
+        let (mut fresh, before) = (None, *key.expires_at);
         let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
         if taken.pending.is_any() {
             let effect = taken.pending.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, taken.pending);
+        if cost.get() < 0 {
+            assert!(self.expires_at <= before, "giving back keeps the key no longer");
+        }
         assert_eq!(encode(&self.copy), encode(&self.limiter), "the copy is equal");
         assert_eq!(self.copy_expires_at, self.expires_at, "the copy expires at the same time");
         taken

@@ -175,6 +175,31 @@ fn a_key_that_stays_in_use_after_a_step_back_expires_no_later() {
     }
 }
 
+#[test]
+fn units_that_are_given_back_after_a_step_back_keep_no_key_from_expiring() {
+    let server = Hosts::with_clock_at(NOW);
+    for (name, by_all) in COMMANDS.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        server.set_clock(NOW);
+        server.value("DEL k");
+        let request = |cost: i64, at: &str| match by_all {
+            true => format!("RL.ALL k {} 1000 3s {cost} {at}", &name[3..]),
+            false => format!("{name} k 1000 3s COST {cost} {at}"),
+        };
+        server.value(&request(7, ""));
+        let at = format!("AT {}", server.clock_ms());
+        server.step_clock(-HOUR);
+        let latest = server.clock_ms() + longest_lifetime(name, 3 * SECOND);
+        while server.integer("EXISTS k") == 1 {
+            server.value(&request(1, ""));
+            let expires = server.integer("PEXPIRETIME k");
+            server.value(&request(-1, &at));
+            assert_eq!(server.integer("PEXPIRETIME k"), expires, "{}", request(-1, &at));
+            assert!(expires <= latest, "{name}: {} ms too late", expires - latest);
+            server.step_clock(SECOND / 2);
+        }
+    }
+}
+
 /// Time passes, and sometimes the clock is set back. If that makes a key expire early, one more limit is granted,
 /// never more.
 #[test]

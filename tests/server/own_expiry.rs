@@ -47,20 +47,6 @@ fn a_longer_expire_is_never_shortened() {
     }
 }
 
-#[test]
-fn giving_back_moves_no_time_to_live() {
-    for name in COMMANDS {
-        let server = Server::with_clock_at(BEFORE_THE_HOUR, &[]);
-        server.value(&format!("{name} k 9 1h COST 3"));
-        server.value("PERSIST k");
-        server.value(&format!("{name} k 9 1h COST -1"));
-        assert_eq!(server.integer("PTTL k"), -1, "{name}: it stays after PERSIST");
-        server.value("PEXPIRE k 5000");
-        server.value(&format!("{name} k 9 1h COST -1"));
-        assert_eq!(server.integer("PTTL k"), 5_000, "{name}: shorter than its units count");
-    }
-}
-
 /// What happens to a master and its replica.
 type Happens = fn(&mut Server, &mut Server);
 
@@ -123,6 +109,35 @@ fn a_key_ends_at_the_same_millisecond_on_every_copy_whatever_its_masters_past() 
 }
 
 #[test]
+fn giving_back_moves_no_time_to_live() {
+    let [master, replica, last] = chain();
+    let mut connection = master.connect();
+    for (name, at) in COMMANDS.into_iter().flat_map(|name| [(name, 0), (name, BEFORE_THE_HOUR)]) {
+        let at = if at > 0 { format!("AT {at}") } else { String::new() };
+        let kind = &name[3..];
+        for back in [format!("{name} k 9 1h COST -1 {at}"), format!("RL.ALL k {kind} 9 1h -1 {at}")] {
+            master.value("DEL k");
+            master.value(&format!("{name} k 9 1h COST 5"));
+            master.value("PERSIST k");
+            master.value(&back);
+            assert_eq!(master.integer("PTTL k"), -1, "{back}: it stays after PERSIST");
+            master.value("PEXPIRE k 5000");
+            master.value(&back);
+            assert_eq!(master.integer("PTTL k"), 5_000, "{back}: shorter than its units count");
+            let payload: Vec<u8> = redis::cmd("DUMP").arg("k").query(&mut connection).expect("a payload");
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg("k").arg(4_000).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
+            master.value(&back);
+            assert_eq!(master.integer("PTTL k"), 4_000, "{back}: restored");
+            assert_copy(&master, &replica, &back);
+            assert_copy(&master, &last, &back);
+            master.value(&format!("{name} k 9 1h"));
+            assert!(master.integer("PTTL k") > 4_000, "{back}: the next unit needs it longer");
+        }
+    }
+}
+
+#[test]
 fn giving_back_ahead_of_the_clock_leaves_a_restored_key_the_same_time_on_every_copy() {
     let [master, replica, last] = chain();
     let mut connection = master.connect();
@@ -133,7 +148,7 @@ fn giving_back_ahead_of_the_clock_leaves_a_restored_key_the_same_time_on_every_c
         let mut restore = redis::cmd("RESTORE");
         restore.arg(name).arg(5_000).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
         master.value(&format!("{name} {name} 9 1h COST -1"));
-        assert!(master.integer(&format!("PTTL {name}")) > 5_000, "{name}");
+        assert_eq!(master.integer(&format!("PTTL {name}")), 5_000, "{name}");
         assert_copy(&master, &replica, name);
         assert_copy(&master, &last, name);
     }

@@ -337,8 +337,7 @@ impl Claim {
                 tier.usage.used = 0;
             }
         }
-        // With fewer units the key never has to live longer.
-        let change = Change { units, ..Change::default() };
+        let change = Change { units, given_back: true, ..Change::default() };
         Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
     }
 

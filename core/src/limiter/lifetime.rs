@@ -4,7 +4,7 @@
 //! live is looked up only when a request may have to move it, and then only extended, with one exception: a key whose
 //! own time is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. It
 //! expires one lifetime from now. Only what moves the end of what counts extends that: a unit taken from a bucket, but
-//! nothing in a window or a log, since their time stands still.
+//! nothing in a window or a log, since their time stands still. Giving back extends nothing: its AT only tells which units.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
 //! [`Counted::expires`](super::Counted::expires).
@@ -76,6 +76,8 @@ pub struct Change {
     pub units: u64,
     /// Whether the time at which nothing counts any more has moved, or may have.
     pub end_moved: bool,
+    /// Whether the units were given back.
+    pub given_back: bool,
     /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
     pub forgot: bool,
 }
@@ -116,7 +118,9 @@ impl Outcome {
 
     /// Whether the key must live until what was just counted ends.
     fn needs_end(&self, time: Time) -> bool {
-        self.changed() && (self.change.end_moved || time.at.is_some() || self.source == TimeSource::Loaded)
+        let Change { end_moved, given_back, .. } = self.change;
+        let may_end_later = || time.at.is_some() || self.source == TimeSource::Loaded;
+        self.changed() && (end_moved || (may_end_later() && !given_back))
     }
 
     /// Returns the key's new expiry, given the `current` one. `lifetime` maps a time and a slack in milliseconds
@@ -149,7 +153,7 @@ impl Outcome {
         let source = match time.at {
             _ if early => match self.source {
                 TimeSource::Clock => TimeSource::SteppedBack,
-                TimeSource::Loaded if self.changed() => TimeSource::Given,
+                TimeSource::Loaded if self.needs_end(time) => TimeSource::Given,
                 known => known,
             },
             _ if !self.needs_end(time) => self.source,
@@ -190,5 +194,22 @@ mod tests {
         assert_eq!(lifetime(10_001), (999, 899, false));
         assert_eq!(lifetime(9_000), (2_000, 1_900, false));
         assert_eq!(lifetime(8_999), (1_000, 900, true));
+    }
+
+    #[test]
+    fn only_a_request_that_counts_moves_the_expiry_further_away() {
+        let time = Time { clock: at(10_000), at: Some(at(3_610_000)) };
+        let lifetime = |now| Lifetime::ending(at(3_610_000), at(3_613_000), at(3_613_000), now, 3_000);
+        for source in [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack] {
+            let expiry = |given_back| {
+                let change = Change { units: 1, given_back, ..Change::default() };
+                let outcome = Outcome { change, source, ..Outcome::default() };
+                let expiry = outcome.expiry(time, Some(at(13_000)), |now, _| lifetime(now));
+                assert_eq!(outcome.may_move_expiry(time), !given_back);
+                (expiry.moves_to, expiry.source)
+            };
+            assert_eq!(expiry(false), (Some(at(73_000)), TimeSource::Given));
+            assert_eq!(expiry(true), (None, source));
+        }
     }
 }

@@ -186,7 +186,7 @@ impl StateMut for Large {
             }
             self.starts.remember(window, tier.usage.place);
         }
-        Change { units, end_moved, forgot }
+        Change { units, end_moved, forgot, ..Change::default() }
     }
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {

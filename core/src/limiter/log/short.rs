@@ -334,7 +334,7 @@ impl<H: LogHolder> StateMut for Short<&mut H> {
         let end_moved = used == 0
             || old.retention_ms < retention.get()
             || new.newest + retention > rounded_end(old.newest, retention);
-        Change { units, end_moved, forgot: false }
+        Change { units, end_moved, ..Change::default() }
     }
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
