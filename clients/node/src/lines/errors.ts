@@ -51,7 +51,7 @@ export function knownError({ message }: Error): Known | undefined {
   return known?.means === "ok" ? undefined : known;
 }
 
-/** Whether an error means that Redis is away: there was no reply, or one that is in the table. */
+/** Whether an error means that Redis is away: there was no reply, or the reply says so. */
 export function isAway(error: Error): boolean {
   return !isReply(error) || knownError(error) !== undefined;
 }
