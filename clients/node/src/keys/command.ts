@@ -41,8 +41,8 @@ export class Command {
     return this.request !== undefined && (this.force || this.at !== undefined);
   }
 
-  // For one unit by one quota, or if no reply is awaited, a single command says all that is needed and is cheaper than
-  // RL.ALL.
+  // A single command is cheaper than RL.ALL, and its reply says enough about one unit by one quota. A lease needs it
+  // for PARTIAL, which RL.ALL does not have. Where no reply is awaited either will do.
   get #isSingle(): boolean {
     if (this.size > 0 || this.shares.length > 1 || this.settles) return this.size > 0;
     const [share] = this.shares as [Share];

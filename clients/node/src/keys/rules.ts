@@ -3,7 +3,7 @@
 import type { Algorithm, Key as Name, Row, Verdict } from "../commands/commands.js";
 import { milliseconds, type Quota } from "../commands/quota.js";
 
-/** The largest cost that the package sends in a command. */
+/** The largest cost that the commands accept. */
 export const MAX_COST = Number.MAX_SAFE_INTEGER;
 
 /** Short ids by algorithm and quotas: rules that agree in both count in the same keys, so they have the same id. */
