@@ -8,7 +8,7 @@ import type { PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
 
-/** What a context of Koa, and of @koa/router, has, as far as it matters here. */
+/** The properties of a context of Koa and @koa/router that are used here. */
 export interface Context {
   readonly req: IncomingMessage;
   readonly res: ServerResponse;
@@ -29,7 +29,7 @@ export type Middleware<R extends Context = Context> = (
   next: () => Promise<unknown>,
 ) => Promise<unknown>;
 
-/** Limits the requests of an application. */
+/** Limits the requests of an application. See `AnyGuard`. */
 export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middleware<R>> {
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {
