@@ -21,10 +21,7 @@ function mistake(thrown: unknown): Error {
   return error;
 }
 
-/**
- * The clock with a check of what it returns: an error of it, or a time that the server would not take, becomes a
- * mistake.
- */
+/** The clock, checked: an error that it throws, or a time that the server would not take, becomes a mistake. */
 export function checkedClock(clock: Clock): Clock {
   if (typeof clock !== "function") throw new TypeError("clock is a function that returns Unix milliseconds");
   return () => {

@@ -22,10 +22,7 @@ export interface PeekOptions {
 export interface TakeOptions extends PeekOptions {
   /** Count the units even if they exceed the limit. */
   force?: boolean | undefined;
-  /**
-   * Take as many of the units as fit, if not all do. The verdict then has `taken` and `at`. Not to be used with
-   * `force`.
-   */
+  /** Take as many of the units as fit, if not all do. The verdict then has `taken` and `at`. Excludes `force`. */
   partial?: boolean | undefined;
 }
 
@@ -60,8 +57,7 @@ export interface Verdict {
   /** With `partial`, the units that were taken; for a negative cost, minus the units that were given back. */
   taken?: number;
   /**
-   * With `partial`, the Unix time in milliseconds as of which the units were counted: pass it as `at` to give them
-   * back.
+   * With `partial`, the Unix time in milliseconds at which the units were counted: name it as `at` to give them back.
    */
   at?: number;
 }
@@ -349,10 +345,7 @@ export class Commands implements RateLimiter {
   }
 }
 
-/**
- * A lone surrogate is sent as U+FFFD, but a cluster client would compute the slot from other bytes and ask the wrong
- * node. So it is replaced here.
- */
+/** A lone surrogate is sent as U+FFFD, but a cluster client would compute the slot from other bytes. */
 function pushKey(writer: CommandWriter, key: Key): void {
   writer.pushKey(typeof key === "string" ? key.toWellFormed() : checkedKey(key));
 }
@@ -381,8 +374,7 @@ function words<Arguments extends unknown[]>(command: Description<Arguments, unkn
 export function probeOf(command: Words): Words {
   const probe: Words = [...command];
   if (probe[0] === "RL.ALL") {
-    // Each row has five words after the command's name, the last of which is the cost. Options follow, fewer than five
-    // words.
+    // Each row has five words after the command's name, the cost last. Fewer than five follow the rows.
     for (let i = 5; i < probe.length; i += 5) probe[i] = "0";
   } else {
     const i = probe.indexOf("COST", 2);
@@ -392,9 +384,7 @@ export function probeOf(command: Words): Words {
   return probe;
 }
 
-/**
- * The words of each command, and readers of the replies: for pipelines, and for anything else that sends plain words.
- */
+/** The words of each command, and readers of the replies: for pipelines, and for anything that sends plain words. */
 export const cmd = {
   fixed: words(rl.fixed),
   sliding: words(rl.sliding),

@@ -67,10 +67,7 @@ export const OPTIONS = {
   command: { cost: OWN, force: FLAG, partial: FLAG, at: OWN },
 };
 
-/**
- * Returns the options. Throws a `TypeError` if one does not exist or has a wrong value; undefined means that it is left
- * out.
- */
+/** Returns the options, of which undefined ones count as left out. Throws a `TypeError` for a wrong name or value. */
 export function checkedOptions<T extends object>(
   whose: string,
   checks: Readonly<Record<keyof NoInfer<T>, Check>>,

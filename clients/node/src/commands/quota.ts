@@ -2,9 +2,7 @@
 
 import { Recent } from "./recent.js";
 
-/**
- * A length of time: a positive integer followed by `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. A number means seconds.
- */
+/** A length of time: a positive integer with `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. A number means seconds. */
 export type Window = string | number;
 
 /** At most so many units in each window. */
@@ -42,10 +40,7 @@ export function duration(time: Window): number {
 /** The quotas of texts that were parsed: a program uses few, again and again. */
 const parsed = new Recent<readonly Quota[]>(1000);
 
-/**
- * The quotas that a text means: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Throws a `RangeError` if it is
- * none.
- */
+/** The quotas that a text means, as `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Throws a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {

@@ -23,10 +23,7 @@ export class Recent<T> {
     return this.#entries.get(name);
   }
 
-  /**
-   * Adds a key that is not in the map. If that makes too many, the least recently used one is removed and its value
-   * returned.
-   */
+  /** Adds a key. If that makes too many, the least recently used one is removed and its value returned. */
   put(name: string, value: T): T | undefined {
     this.#entries.set(name, value);
     this.#newest = name;

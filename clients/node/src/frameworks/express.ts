@@ -21,7 +21,7 @@ export type Handler<R extends Request = Request> = (
   next: (error?: unknown) => void,
 ) => void;
 
-/** Limits the requests of an application. See `AnyGuard`. */
+/** Limits the requests of an application. */
 export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse, Handler<R>> {
   protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {

@@ -17,7 +17,7 @@ export type Hook<R extends FastifyRequest = FastifyRequest> = (
 /** The policies of each hook, so that `onRoute` can name them after the route. */
 const limits = new WeakMap<object, PolicySet<never>>();
 
-/** Limits the requests of an application. See `AnyGuard`. */
+/** Limits the requests of an application. */
 export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   R,
   FastifyReply,
@@ -28,8 +28,7 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
       app.addHook("onRequest", hook as Hook);
-      // Names limits after their routes when the application starts, so that one unnamed limit on two routes fails
-      // then.
+      // Names limits after their routes at the start, so that one unnamed limit on two routes fails then.
       app.addHook("onRoute", ({ method, url, onRequest, preParsing, preValidation, preHandler }) => {
         for (const hook of [onRequest, preParsing, preValidation, preHandler].flat())
           if (hook !== undefined) limits.get(hook)?.nameBy(nameOf(method, url));

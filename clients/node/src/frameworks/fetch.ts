@@ -32,7 +32,7 @@ export interface Options<R> extends GuardOptions<R> {
   route?: ((request: R) => string) | undefined;
 }
 
-/** Limits requests, or the contexts of Hono. See `AnyGuard`. */
+/** Limits requests, or the contexts of Hono. */
 export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined, Middleware<R>> {
   readonly #route: Options<R>["route"];
 

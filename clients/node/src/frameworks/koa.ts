@@ -29,7 +29,7 @@ export type Middleware<R extends Context = Context> = (
   next: () => Promise<unknown>,
 ) => Promise<unknown>;
 
-/** Limits the requests of an application. See `AnyGuard`. */
+/** Limits the requests of an application. */
 export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middleware<R>> {
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {

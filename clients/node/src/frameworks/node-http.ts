@@ -21,9 +21,7 @@ export function send(response: ServerResponse, { status, fields, body }: Answer)
   response.end(textOf(body));
 }
 
-/**
- * The name of a route from its methods and its pattern. A route of several methods is one limit, named by the pattern.
- */
+/** The name of a route: its method and pattern. A route of several methods is one limit, named by the pattern. */
 export function routeName(methods: string | readonly string[], pattern: unknown): string {
   const all = [methods].flat();
   const [method, ...others] = all.length > 1 ? all.filter((method) => method !== "HEAD") : all;

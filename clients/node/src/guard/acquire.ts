@@ -85,8 +85,7 @@ function decide(driver: Driver, request: Request, signal: AbortSignal | undefine
       reject(reason);
       void driver.giveBack(request);
     });
-    // The abort listener must be gone before the caller sees the answer: an abort after that would give back units that
-    // the caller uses.
+    // An abort after the caller has the answer must not give back units that the caller uses.
     const settled =
       <T>(settle: (value: T) => void) =>
       (value: T) => {

@@ -63,10 +63,7 @@ export class Driver {
     return Math.floor((this.#lastMs = this.#time()));
   }
 
-  /**
-   * The time for work whose caller cannot be told that the clock failed: then it is the last time that the clock
-   * returned.
-   */
+  /** The time where nobody can be told that the clock failed: in that case, the last time that it returned. */
   #known(): number {
     try {
       return (this.#lastMs = this.#time());
@@ -76,8 +73,7 @@ export class Driver {
   }
 
   /**
-   * Resolves to the decision. Rejects if Redis is away and nothing refuses the request; what it took or still takes
-   * then stays counted until it is given back.
+   * Resolves to the decision. Rejects if Redis is away and nothing refuses: what the request took stays counted then.
    */
   decide(request: Request): Promise<Answer> {
     return new Promise((resolve, reject) => {
@@ -106,8 +102,7 @@ export class Driver {
   }
 
   /**
-   * Gives back once what the request took or still takes, and waits for the replies. It does not fail: units that could
-   * not be given back stay counted.
+   * Gives back once what the request took or still takes. It does not fail: what cannot be given back stays counted.
    */
   async giveBack(request: Request): Promise<void> {
     const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
@@ -195,10 +190,7 @@ export class Driver {
     return error;
   }
 
-  /**
-   * For each command the reason not to send it, if its node is away. A command that only gives back is sent all the
-   * same.
-   */
+  /** For each command the reason not to send it, if its node is away. One that only gives back is sent all the same. */
   #reasons(commands: readonly Command[]): (Error | undefined)[] {
     const { prefix, nodeOf } = this.asker;
     for (const outage of this.#outages.values()) if (nodeOf(outage.key) !== outage.node) this.#end(outage);

@@ -1,5 +1,4 @@
-// What clients are told about their quotas: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem
-// details (RFC 9457).
+// The header fields of draft-ietf-httpapi-ratelimit-headers-11 and the problem details that clients are sent.
 
 import type { Verdict } from "../commands/commands.js";
 import { milliseconds, type Quota } from "../commands/quota.js";
@@ -113,9 +112,7 @@ function seconds(ms: number): number {
   return Math.ceil(ms / 1000);
 }
 
-/**
- * The quotas of a policy as header fields show them, named like `requests-10s`. Throws if a field cannot express one.
- */
+/** The quotas of a policy as header fields show them, as in `requests-10s`. Throws if a field cannot express one. */
 export function itemsOf(policy: string, quotas: readonly Quota[], unit?: string): Item[] {
   if (!/^[ -~]*$/.test(unit ?? "")) throw new TypeError("a unit must be ASCII");
   const quotaUnit = unit === undefined ? "" : `;qu=${quoted(unit)}`;

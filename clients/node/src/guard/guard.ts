@@ -43,9 +43,8 @@ export interface GuardOptions<R> {
   /** The key of policies without one of their own: whose quotas they are. The client's address if left out. */
   key?: KeyOf<R> | undefined;
   /**
-   * What happens while Redis is away. `open` lets requests pass, `closed` answers 503, and `local` limits by the same
-   * policies within each process. On a cluster this concerns only requests that need a node that is away. `open` if
-   * left out.
+   * While Redis is away, `open` lets requests pass, `closed` answers 503, and `local` limits by the same policies
+   * within each process. On a cluster this concerns only requests that need a node that is away. `open` if left out.
    */
   fail?: "open" | "closed" | "local" | undefined;
   /**
@@ -66,10 +65,7 @@ export interface GuardOptions<R> {
   onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
   /** Called for each request that could not be decided, with the reason. */
   onError?: ((error: Error) => void) | undefined;
-  /**
-   * Makes the response to a request that is refused. The fields of the answer are added, unless the response replaces
-   * them.
-   */
+  /** Makes the response to a refused request. The answer's fields are added, unless the response replaces them. */
   onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
   /**
    * Called with an error when Redis becomes away, and with undefined when it decides again; on a cluster, with the name
@@ -214,8 +210,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   /**
-   * Decides on a request, and sets header fields for it. If it is not allowed, the answer is to be sent as its
-   * response.
+   * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
    */
   protected async decide(
     request: R,
@@ -353,10 +348,7 @@ function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
   return { allowed: false, status, fields: { ...fields, "Content-Type": type, ...own }, body };
 }
 
-/**
- * Throws if a policy would count a request twice: two policies have one name, or their names and keys make one stored
- * key.
- */
+/** Throws if two policies of a request have one name, or one stored key: it would be counted twice there. */
 function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
   for (const other of met) {
     if (other.policy.name === name)
@@ -412,10 +404,7 @@ function applied(shares: readonly PolicyShare[], { rows }: Decided): AppliedPoli
   });
 }
 
-/**
- * Gives back what all limits of a request have taken. The answer is for a client that has disconnected, so it has no
- * figures.
- */
+/** Gives back what all limits of a request took. The answer is for a client that is gone, so it has no figures. */
 function release({ visits }: Passage): Answer {
   for (const { driver, asked } of visits) void driver.giveBack(asked);
   return merged({}, AWAY);

@@ -14,8 +14,8 @@ import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/tick
 
 export interface HoldOptions {
   /**
-   * For how long a place stays taken if its process dies: at least `100ms`; `30s` if left out. All callers with the
-   * same key must use the same value.
+   * The place of a process that dies is free after this time, at least `100ms`; `30s` if left out. All callers with the
+   * same key must name the same time.
    */
   for?: Window | undefined;
   /** Milliseconds to wait for a place; 0 if left out, and then it is asked for once. */
@@ -55,8 +55,7 @@ const TOGETHER_MS = 20;
  */
 export function hold(client: Asking, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
 /**
- * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
- * place that is not `held`.
+ * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` gets a place that is not `held`.
  */
 export function hold<T>(
   client: Asking,

@@ -30,8 +30,7 @@ export interface LeaseOptions {
    */
   units?: number | undefined;
   /**
-   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. Units that are left are
-   * given back.
+   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. The rest is given back.
    */
   for?: Window | undefined;
   /** For how long a refusal may be repeated without asking Redis; `1s` if left out, and with 0 never. */
@@ -50,10 +49,7 @@ export interface Leases {
    * integer, or if Redis does not answer.
    */
   take(key: Key, options?: { cost?: number | undefined }): Promise<Verdict>;
-  /**
-   * Gives back all leases, and waits for the replies, but no longer than the timeout. After that every request is asked
-   * for.
-   */
+  /** Gives back all leases, and waits for the replies until the timeout. Later requests are asked for one by one. */
   close(): Promise<void>;
 }
 

@@ -32,10 +32,7 @@ export interface Policy<R = unknown> {
   unit?: string | undefined;
   /** The default is `log`, which never allows more than a limit in any span of its window's length. */
   algorithm?: Algorithm | undefined;
-  /**
-   * What follows the name in the stored key, as in `name:key`. Text makes one quota that all share. The guard's key if
-   * left out.
-   */
+  /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
   key?: KeyOf<R> | string | undefined;
   /** Units that a request takes; 1 if left out. A request of 0 takes nothing. */
   cost?: number | ((request: R) => MaybePromise<number>) | undefined;
@@ -51,10 +48,7 @@ export interface Policy<R = unknown> {
 /** One policy or several. Text is the quotas of a policy. */
 export type Policies<R = unknown> = string | Policy<R> | readonly (string | Policy<R>)[];
 
-/**
- * Chooses the policies of a request, best from objects that are made once. Undefined or null: the request is not
- * limited.
- */
+/** Chooses policies, best among objects made once. Undefined or null: the request is not limited. */
 export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
 
 /** A policy as it applied to a request. */
@@ -124,8 +118,7 @@ class CheckedPolicy<R> {
       const who = (this.#key ?? whoOf)(request);
       return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
     } catch (error) {
-      // Another policy's key may still be awaited, and may fail as well. As a rejection, this failure is awaited along
-      // with that one.
+      // Another policy's key may still be awaited, and fail too: as a rejection, both failures are awaited.
       return Promise.reject(error);
     }
   }

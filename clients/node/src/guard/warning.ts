@@ -38,10 +38,7 @@ export function warnOnce(text: string): void {
   console.warn(text);
 }
 
-/**
- * A mistake in the program that only a request reveals. It is also written to the console, since a framework answers
- * 500 and may log nothing.
- */
+/** A mistake in the program that a request reveals. The console is told, as a framework may answer 500 silently. */
 export function mistakeOf(text: string): TypeError {
   warnOnce(text);
   return new TypeError(text);

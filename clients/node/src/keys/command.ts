@@ -49,10 +49,7 @@ export class Command {
     return this.request === undefined || (share.cost === 1 && share.rules.quotas.length === 1);
   }
 
-  /**
-   * The command as words. It decides as of `now`, unless it names a time of its own; without either, the server's time
-   * counts.
-   */
+  /** The command as words. It decides as of `now`, unless it names its own time; without both, at the server's time. */
   words(prefix: Name = "", now?: number): Words {
     const at = this.at ?? now;
     if (!this.#isSingle) return this.#rows(prefix, at);

@@ -5,9 +5,7 @@ import type { Lease, Refusal } from "./lease.js";
 import type { Request } from "./request.js";
 import type { Rules } from "./rules.js";
 
-/**
- * A key and its rules: its lease, the refusal that is remembered, and the requests that wait for the command in flight.
- */
+/** A key by its rules: its lease, its remembered refusal, and the requests that wait for the command in flight. */
 export class Key {
   lease: Lease | undefined;
   refusal: Refusal | undefined;
@@ -33,9 +31,7 @@ export class Key {
     return this.lease !== undefined && cost <= this.lease.left && nowMs < this.lease.endsMs;
   }
 
-  /**
-   * The refusal that is remembered, with the waits that are left; undefined if none applies at this time to this cost.
-   */
+  /** The remembered refusal with the waits that are left; undefined if none applies to this cost at this time. */
   refused(nowMs: number, cost: number): readonly Verdict[] | undefined {
     const { refusal } = this;
     if (refusal === undefined || nowMs >= refusal.untilMs || !refusal.holdsFor(this.rules, cost))

@@ -1,6 +1,5 @@
 // The keys of a process, and the requests for units of them. Pure: it is told of the time and of events, and returns
-// what to send and what to answer. The rules are those of clients/porting.md, the test cases those of
-// clients/local.json.
+// what to send and what to answer. Its rules are in clients/porting.md, its test cases in clients/local.json.
 
 import { isUtf8 } from "node:buffer";
 import type { Decision, Key as Name, Verdict } from "../commands/commands.js";
@@ -89,10 +88,7 @@ export class Keys {
     return request.givesBack;
   }
 
-  /**
-   * Whether a share is served from a lease, waits for the command in flight, or is asked for along with a lease.
-   * Otherwise it is asked for without a lease.
-   */
+  /** Whether a share is served from a lease, waits for a reply, or is asked for along with a new lease. */
   #takeLeased(nowMs: number, request: Request, index: number, known: Key | undefined, step: Step): boolean {
     const share = request.shares[index] as Share;
     const { rules, cost } = share;
@@ -206,8 +202,7 @@ export class Keys {
       key.refusal = undefined;
       this.#answerIfWhole(nowMs, request, step);
     } else if (share.cost === 1) {
-      // For a single unit the reply's wait is the request's own. For more units it is not, so the cost is asked for by
-      // itself.
+      // A reply's wait is for one unit, so it is no answer to a larger cost: that is asked for by itself.
       refusal = new Refusal(1, [reply], nowMs, this.#rememberMs);
       request.note(index, [reply], 0);
       this.#remember(nowMs, share, refusal, step);
@@ -232,8 +227,7 @@ export class Keys {
   }
 
   /**
-   * Serves or refuses the requests that waited for a reply. If any are left, it asks for the first with a lease for the
-   * others.
+   * Serves or refuses the requests that waited. For those that are left it asks again, with a lease for all of them.
    */
   #serveWaiting(nowMs: number, key: Key, refusal: Refusal | undefined, step: Step): void {
     const { waiting } = key;
@@ -260,9 +254,7 @@ export class Keys {
     this.#ask(key, ...first, key.size(nowMs) + more, step);
   }
 
-  /**
-   * Answers a request once all of its shares are decided. If any share is refused, what the others took is given back.
-   */
+  /** Answers a request once all its shares are decided. If any is refused, what the others took is given back. */
   #answerIfWhole(nowMs: number, request: Request, step: Step): void {
     if (request.givesBack) {
       this.#giveBack(nowMs, request, step);
@@ -277,10 +269,7 @@ export class Keys {
     step.answers.push([request, answer.limited ? answer : (request.error ?? answer)]);
   }
 
-  /**
-   * Gives back what a request took or still takes: it is cancelled, was refused by another limit, or does not pass
-   * because it could not be decided.
-   */
+  /** Gives back what a request took or takes: it is cancelled, refused by another limit, or could not be decided. */
   giveBack(nowMs: number, request: Request): Step {
     const step = new Step();
     if (!request.givesBack) {
@@ -290,10 +279,7 @@ export class Keys {
     return step;
   }
 
-  /**
-   * Gives each counted unit back once: to its lease if that still exists, otherwise to the server, as of the time it
-   * was counted.
-   */
+  /** Gives back each counted unit once: to its lease if that still exists, else to the server as of its own time. */
   #giveBack(nowMs: number, { shares, noted }: Request, step: Step): void {
     const back = new Parts<Share>();
     for (let index = 0; index < shares.length; index++) {
@@ -326,9 +312,8 @@ export class Keys {
   }
 
   /**
-   * Corrects what is counted of shares to what was used; shares are named by position. The answer comes after all
-   * replies. Units are removed from the record before they are sent back: if the reply is lost, they are not sent
-   * again.
+   * Corrects what is counted of shares, named by position, to what was used. The answer comes after all replies. Units
+   * are removed from the record before they are sent back, so that they are never sent back twice.
    */
   settle(request: Request, used: ReadonlyMap<number, number>): Step {
     const step = new Step();
@@ -471,9 +456,7 @@ class Parts<T> {
 // A lone surrogate: text decoded from valid UTF-8 never begins with it, so keys of other bytes have names of their own.
 const BYTES = "\ud800";
 
-/**
- * The name under which a key is remembered with its rules: the same bytes have the same name, whether text or Buffer.
- */
+/** The name that a key with its rules is remembered by: the same for the same bytes, as text or as a Buffer. */
 function nameOf({ id }: Rules, key: Name): string {
   if (typeof key === "string") return id + key;
   return id + (isUtf8(key) ? key.toString() : BYTES + key.toString("latin1"));

@@ -1,5 +1,5 @@
-// A place that a block of code holds. Pure: it is told of the time and of events, and returns what to do. The rules are
-// those of clients/porting.md.
+// A place that a block of code holds. Pure: it is told of the time and of events, and returns what to do. Its rules are
+// in clients/porting.md.
 
 /**
  * "take": ask for a unit. "give back old": give back the unit that holds the place. "give back new": give back the unit
@@ -9,8 +9,7 @@ export type Says = "take" | "give back old" | "give back new" | "late";
 
 /**
  * A place, from asking for it to its end. It is one unit of a log, so it is free by itself after `forMs` milliseconds.
- * To renew it, another unit is taken first, and the old one is given back after that: so the place is never without a
- * unit.
+ * To renew it, another unit is taken, and only then the old one is given back: so the place always has a unit.
  */
 export class Place {
   state: "asked" | "gone" | "held" | "renewing" | "ending" | "over" = "asked";
@@ -34,9 +33,7 @@ export class Place {
     return state === "ending" ? this.#over("give back old", "give back new") : [];
   }
 
-  /**
-   * No unit was free, or there was no reply. In the latter case a unit may have been taken; it is free after `forMs`.
-   */
+  /** No unit was free, or there was no reply. In that case a unit may have been taken, and is free after `forMs`. */
   failed(nowMs: number): Says[] {
     const { state } = this;
     if (state === "renewing") {

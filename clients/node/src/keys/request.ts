@@ -11,10 +11,7 @@ export interface Answer {
   retryAfterMs: number | null;
   /** The time of the decision, in Unix milliseconds; if several commands decided, that of the first reply. */
   at: number;
-  /**
-   * For each share the verdict on each quota, or only on the tightest if a lease served it; undefined if nothing is
-   * known.
-   */
+  /** The verdicts on each share's quotas, or a lease's verdict on the tightest; undefined if nothing is known. */
   rows: (readonly Verdict[] | undefined)[];
 }
 
@@ -84,9 +81,7 @@ export class Request {
     return returned > 0 ? without(rows, returned) : rows;
   }
 
-  /**
-   * The answer from the shares that are decided. A refused request costs nothing, so its figures are those without it.
-   */
+  /** The answer from the decided shares. A refused request costs nothing, so its figures are those without it. */
   answer(): Answer {
     let limited = false;
     let waitMs: number | null = 0;

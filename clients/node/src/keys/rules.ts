@@ -18,10 +18,7 @@ export class Rules {
   /** The algorithm, limit and window of each quota, as a row of RL.ALL has them. */
   readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
-  /**
-   * `units` is the largest lease. A lease lasts for `forMs` milliseconds, but at most for a twentieth of the shortest
-   * window.
-   */
+  /** `units` is the largest lease. A lease lasts for `forMs`, but at most for a twentieth of the shortest window. */
   constructor(
     readonly algorithm: Algorithm,
     readonly quotas: readonly Quota[],
@@ -56,9 +53,7 @@ export function refuses(rows: readonly Verdict[]): boolean {
   return rows.some(({ limited }) => limited);
 }
 
-/**
- * The longest wait of the rows that refuse, in milliseconds. Null if no wait helps, as that is longer than any wait.
- */
+/** The longest wait in milliseconds of the rows that refuse. Null, longer than any wait, if no wait helps. */
 export function refusalOf(rows: readonly Verdict[]): number | null {
   let longest = 0;
   for (const { limited, retryAfterMs } of rows) {
@@ -68,10 +63,7 @@ export function refusalOf(rows: readonly Verdict[]): number | null {
   return longest;
 }
 
-/**
- * The verdict that a single command would give: the refusal with the longest wait, or else the row with the fewest
- * units.
- */
+/** The verdict that a single command would give: the refusal with the longest wait, or else the fewest units. */
 export function tightest(rows: readonly Verdict[]): Verdict {
   const limited = refuses(rows);
   const wait = ({ retryAfterMs }: Verdict) => retryAfterMs ?? Infinity;

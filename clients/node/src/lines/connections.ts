@@ -11,9 +11,7 @@ import { slotOf } from "./slot.js";
 import type { RedisClient, Connection, Source } from "./source.js";
 import { later, now, outside, Ticks } from "./ticks.js";
 
-/**
- * Milliseconds between two looks at the application's client: whether it knows its cluster, and whether it is closed.
- */
+/** Milliseconds between looks at the application's client: whether it knows its cluster, whether it is closed. */
 const POLL_MS = 5;
 const CLOSED_POLL_MS = 100;
 

@@ -11,10 +11,9 @@ const CONNECTING = 5;
 export type Verdict = "go on" | "late" | "give up";
 
 /**
- * The state of a connection, from its opening to its end. Time is counted in ticks, each counted only after everything
- * that has arrived was read. So a time in which this process was busy counts as one tick at most, and a reply that
- * waits to be read is never late. Once the verdict is not "go on" it stays as it is, and all commands on the connection
- * have failed.
+ * A connection, from its opening to its end. A tick is counted only after everything that has arrived was read. So a
+ * time in which this process was busy counts as one tick at most, and a reply that waits to be read is never late. A
+ * verdict other than "go on" is final: all commands on the connection have failed.
  */
 export class Line {
   #isUp = false;

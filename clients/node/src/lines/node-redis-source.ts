@@ -3,9 +3,7 @@
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
 import type { RedisClient, Events, Source } from "./source.js";
 
-/**
- * The client's modules, functions and scripts do not matter here, so its type parameters are left at their defaults.
- */
+/** The client's modules, functions and scripts do not matter here, so its type parameters are the defaults. */
 type Single = RedisClientType;
 type Pool = RedisClientPool;
 type Cluster = RedisClusterType;
@@ -29,8 +27,7 @@ export function nodeRedisSource(client: RedisClient): Source {
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
   if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
   if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
-  // A pool cannot be duplicated for a single connection. So the first connection that it lends is, and is copied from
-  // then on.
+  // A pool cannot make a single connection. So the first one that is free is copied, now and later.
   let like: Promise<Single> | undefined;
   return {
     ...source,

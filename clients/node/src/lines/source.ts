@@ -2,10 +2,7 @@
 
 import type { Key, Words } from "../commands/commands.js";
 
-/**
- * A client of the application: from node-redis a client, a pool, a cluster or a sentinel client; from ioredis a `Redis`
- * or a `Cluster`.
- */
+/** A client, pool, cluster or sentinel client of node-redis, or a `Redis` or `Cluster` of ioredis. */
 export type RedisClient =
   | { readonly isOpen: boolean; connect(): Promise<unknown> }
   | { readonly isCluster: boolean; disconnect(): void };

@@ -73,10 +73,7 @@ export class Ticks {
     return new Error(`no answer within ${this.timeoutMs} ms`);
   }
 
-  /**
-   * Resolves or rejects as `asked` does, or rejects after the timeout; without an open connection, after the longer
-   * time that opening one may take.
-   */
+  /** Settles as `asked` does, or rejects after the timeout: after the longer one to connect, unless `isUp`. */
   within<T>(asked: Promise<T>, isUp = true): Promise<T> {
     return new Promise((resolve, reject) => {
       const line = new Line();

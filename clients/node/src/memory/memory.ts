@@ -36,10 +36,7 @@ const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memor
 /** The initial size of the buffer in bytes, and the size above which it is replaced at the next command. */
 const [BUFFER, KEPT] = [16_384, 2 ** 20];
 
-/**
- * Limits without a server: stands in for a client of Redis in tests, in development, and where there is only one
- * process.
- */
+/** Limits without a server: stands in for a client of Redis in tests, in development, or in a single process. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
   #clock: Clock;
@@ -48,8 +45,7 @@ export class MemoryLimiter extends Commands {
   #at = 0;
   #room = 0;
   /**
-   * True while the compiled module runs. If it is true before a call, an earlier call did not return, as when the stack
-   * overflowed.
+   * Whether the compiled module runs. Before a call it means that the last one never returned: the stack overflowed.
    */
   #isInside = false;
 
@@ -70,10 +66,7 @@ export class MemoryLimiter extends Commands {
     return this.#clock();
   }
 
-  /**
-   * Sets the time, in Unix milliseconds. It then stands still until it is set or moved again. Throws a `RangeError` if
-   * it is no time.
-   */
+  /** Sets the time, in Unix milliseconds: it stands still until set or moved again. Throws a `RangeError`. */
   setTime(unixMs: number): void {
     checkedTime(unixMs);
     this.#clock = () => unixMs;
@@ -120,9 +113,7 @@ export class MemoryLimiter extends Commands {
     [this.#at, this.#room] = [at, room];
   }
 
-  /**
-   * Views the memory again after it has grown: then its buffer was replaced, and the views of the old one are empty.
-   */
+  /** Views the memory again if it has grown: that replaces its buffer, and empties the views of the old one. */
   #look(): void {
     if (this.#reader.bytes.length > 0) return;
     this.#view = new DataView(this.#exports.memory.buffer);
@@ -153,10 +144,7 @@ export class MemoryLimiter extends Commands {
   }
 }
 
-/**
- * Writes a word, and returns the position after it. A loop is faster than `TextEncoder` here, as words are short and
- * mostly ASCII.
- */
+/** Writes a word, and returns its end. A loop beats `TextEncoder`, as words are short and mostly ASCII. */
 function put(word: Key, bytes: Uint8Array, begin: number): number {
   if (typeof word !== "string") {
     bytes.set(word, begin);

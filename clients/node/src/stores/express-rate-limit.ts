@@ -14,8 +14,7 @@ export interface StoreOptions extends CommonOptions {
   /** `log` if left out, or `fixed` where refused requests count: a `bucket` cannot count those. */
   algorithm?: Algorithm | undefined;
   /**
-   * Whether refused requests count too. If left out, they do where `limit` is a function, or 0 as express-slow-down
-   * sets it.
+   * Whether refused requests count too. If left out, they do where `limit` is a function or 0, as in express-slow-down.
    */
   countRefused?: boolean | undefined;
   /** How many units of each key may be leased: counted ahead, and handed out without asking Redis. 0 if left out. */
@@ -43,9 +42,8 @@ interface Hit {
 }
 
 /**
- * Counts requests in Redis. The server decides: a refused request is not counted, and its `resetTime` is the time at
- * which it would be allowed. Where refused requests count, the store only counts and the middleware decides, as with
- * other stores.
+ * Counts requests in Redis. The server decides: a refused request is not counted, and its `resetTime` is when it would
+ * be allowed. Where refused requests count, the middleware decides, as with other stores.
  */
 export class RateLimitStore {
   readonly prefix: string;
@@ -109,8 +107,7 @@ export class RateLimitStore {
   increment(key: string): Promise<ClientInfo> {
     if (this.#hit === undefined) return this.#decide(key);
     const request = new Request([this.#share(key)]);
-    // `enterWith` must run in the caller's own context, where `decrement` looks for the hit. In an async function it
-    // would not.
+    // `enterWith` must run in the caller's context, where `decrement` looks for the hit: not in an async one.
     this.#hit.enterWith({ key, request });
     return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }

@@ -33,10 +33,7 @@ export type Callback = (error: Error | null, result?: Hits) => void;
 export interface Store {
   incr(key: string, callback: Callback, timeWindow: number, max: number): void;
   read(key: string, callback: Callback, timeWindow: number, max: number): void;
-  /**
-   * Takes the `Configuration` of a route. The type is `object` because the plugin's own types name its fields
-   * differently.
-   */
+  /** Takes a route's `Configuration`, as an `object` since the plugin's own types name its fields differently. */
   child(route: object): Store;
 }
 
@@ -89,8 +86,7 @@ export function rateLimitStore(
     }
 
     async #hit(key: string, max: number, windowMs: number): Promise<Hits> {
-      // Both commands leave in one write. A hit that only the block refuses stays counted, and is free before the block
-      // ends.
+      // Both leave in one write. A hit that only the block refuses stays counted, and is free before the block ends.
       const [hit, block] = await Promise.all([this.#take(key, max, windowMs), this.#block(key, windowMs)]);
       if (!hit.limited && !block?.limited) return { current: max - hit.remaining, ttl: hit.resetAfterMs };
       const [refused, wait] = await Promise.all([
@@ -102,8 +98,7 @@ export function rateLimitStore(
 
     async #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
       const quota: Quota = [limit, `${windowMs}ms`];
-      // `ban`, `continueExceeding` and `exponentialBackoff` depend on every refusal, so none is answered from memory
-      // here.
+      // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
       if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
       const taken = driver.take({
         key: storedAs("hits", key),
@@ -135,10 +130,7 @@ export function rateLimitStore(
     }
   }
 
-  /**
-   * Refuses everything for a window from now: more units than the limit are taken at once, and leave the window
-   * together.
-   */
+  /** Refuses everything for a window from now: more units than the limit are taken, and leave the window together. */
   async function renew(key: string, max: number, windowMs: number): Promise<number> {
     await redis.log(storedAs("hits", key), [max, `${windowMs}ms`], { cost: max + 1, force: true });
     return windowMs;
@@ -179,10 +171,7 @@ function windowOf(timeWindow: number): number {
   return Math.min(Math.max(1, Math.ceil(timeWindow)), MAX_WINDOW_MS);
 }
 
-/**
- * The prefix of a route's keys. Routes of a group share their limit. A limiter without a route is named by its
- * settings.
- */
+/** The prefix of a route's keys. Routes of a group share their limit; a limiter without a route has its settings. */
 function nameOf({ groupId, routeInfo: { method, url } = {}, max, timeWindow }: Configuration): string {
   if (groupId !== undefined) return "";
   if (url !== undefined) return `${String(method)} ${url}:`;

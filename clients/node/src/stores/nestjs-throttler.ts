@@ -17,10 +17,7 @@ export interface StorageRecord {
   timeToBlockExpire: number;
 }
 
-/**
- * The units that a block takes, and the limit of its key. A request takes one unit of that key: while a block is
- * counted there, requests are refused.
- */
+/** The units that a block takes, and the limit of its key. Requests take one unit of it, so a block refuses them. */
 const BLOCK = 2 ** 50;
 
 /**
