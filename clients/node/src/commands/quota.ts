@@ -40,7 +40,7 @@ export function duration(time: Window): number {
 /** The quotas of texts that were parsed: a program uses few, again and again. */
 const parsed = new Recent<readonly Quota[]>(1000);
 
-/** The quotas that a text means, as `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Throws a `RangeError`. */
+/** The quotas of a text: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {

@@ -40,9 +40,10 @@ export interface AcquireOptions {
 const TIMEOUT_MS = 1000;
 
 /**
- * Waits until a request is allowed: it asks, sleeps exactly as long as the refusal says, and asks again. If that is
- * longer than what is left of the timeout, or if no wait helps, it resolves to the refusal at once. Callers that wait
- * for the same key are not served in order.
+ * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
+ * refusal, at once, if that wait is longer than what is left of the timeout, or if no wait helps. Callers that wait for
+ * the same key are not served in order. Rejects if an argument is wrong, if Redis does not answer, or if the signal
+ * aborts.
  */
 export async function acquire(
   client: Asking,

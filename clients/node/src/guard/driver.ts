@@ -19,8 +19,8 @@ import { isAway } from "../lines/errors.js";
 import { later, LONGEST_TIMER_MS, now, outside } from "../lines/ticks.js";
 
 /**
- * Called with an error when Redis becomes away, and with undefined when it decides again. On a cluster `node` is the
- * name of the node concerned; otherwise it is empty.
+ * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
+ * of the node concerned; otherwise it is empty.
  */
 export type OnOutage = (error: Error | undefined, node: string) => void;
 
@@ -102,7 +102,8 @@ export class Driver {
   }
 
   /**
-   * Gives back once what the request took or still takes. It does not fail: what cannot be given back stays counted.
+   * Gives back once what the request took or still takes, and waits for the replies. It does not fail: what cannot be
+   * given back stays counted.
    */
   async giveBack(request: Request): Promise<void> {
     const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
@@ -116,7 +117,7 @@ export class Driver {
   settle(request: Request, used: ReadonlyMap<number, number>): Promise<Answer> {
     const before = request.told;
     return new Promise((resolve, reject) => {
-      // A settlement that began meanwhile is answered along with this one, by one answer.
+      // One answer serves all settlements that were asked for while the first was in flight.
       const isFirst = request.settling === 0;
       request.told = (answer) => {
         if (!isFirst) before?.(answer);

@@ -68,8 +68,8 @@ export interface GuardOptions<R> {
   /** Makes the response to a refused request. The answer's fields are added, unless the response replaces them. */
   onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
   /**
-   * Called with an error when Redis becomes away, and with undefined when it decides again; on a cluster, with the name
-   * of the node. If left out, the console is told.
+   * Called with an error when Redis goes away, and with undefined when it decides again; on a cluster, with the name of
+   * the node. If left out, both are written to the console.
    */
   onOutage?: ((error: Error | undefined, node: string) => void) | undefined;
   /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
@@ -375,7 +375,7 @@ function whoIn(request: object): string | undefined {
   return found;
 }
 
-/** The units used by name, sorted by visit and by position of the share. Throws if no policy can have a name. */
+/** The units used by name, sorted by visit and by position of the share. Throws for a name that no policy has. */
 function settlements(
   used: Readonly<Record<string, number>>,
   { visits }: Passage,

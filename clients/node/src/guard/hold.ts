@@ -55,7 +55,8 @@ const TOGETHER_MS = 20;
  */
 export function hold(client: Asking, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
 /**
- * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` gets a place that is not `held`.
+ * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
+ * place that is not `held`.
  */
 export function hold<T>(
   client: Asking,

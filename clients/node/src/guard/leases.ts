@@ -30,7 +30,8 @@ export interface LeaseOptions {
    */
   units?: number | undefined;
   /**
-   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. The rest is given back.
+   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. Units that are left at its
+   * end are given back.
    */
   for?: Window | undefined;
   /** For how long a refusal may be repeated without asking Redis; `1s` if left out, and with 0 never. */

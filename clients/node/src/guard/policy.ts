@@ -48,7 +48,7 @@ export interface Policy<R = unknown> {
 /** One policy or several. Text is the quotas of a policy. */
 export type Policies<R = unknown> = string | Policy<R> | readonly (string | Policy<R>)[];
 
-/** Chooses policies, best among objects made once. Undefined or null: the request is not limited. */
+/** Chooses the policies of a request, made beforehand. Undefined or null: the request is not limited. */
 export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
 
 /** A policy as it applied to a request. */
@@ -118,7 +118,7 @@ class CheckedPolicy<R> {
       const who = (this.#key ?? whoOf)(request);
       return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
     } catch (error) {
-      // Another policy's key may still be awaited, and fail too: as a rejection, both failures are awaited.
+      // If this were thrown, a key of another policy that fails later would be an unhandled rejection.
       return Promise.reject(error);
     }
   }

@@ -21,7 +21,7 @@ export function outageLog(fail: keyof typeof CONSEQUENCES): OnOutage {
 
 function reasonOf(error: Error): string {
   const { message, code } = error as Error & { code?: string };
-  // For a host with several addresses, Node throws an error without a message that holds one error for each of them.
+  // The error for a host with several addresses has no message: it holds one error for each address.
   const reason = message || (code ?? error.name);
   const log = knownError(error)?.log;
   // In the reply to an unknown command the server quotes its arguments, which include a user's key.

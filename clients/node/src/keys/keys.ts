@@ -202,7 +202,7 @@ export class Keys {
       key.refusal = undefined;
       this.#answerIfWhole(nowMs, request, step);
     } else if (share.cost === 1) {
-      // A reply's wait is for one unit, so it is no answer to a larger cost: that is asked for by itself.
+      // With PARTIAL the reply's wait is for one unit, so it answers only a request of cost 1.
       refusal = new Refusal(1, [reply], nowMs, this.#rememberMs);
       request.note(index, [reply], 0);
       this.#remember(nowMs, share, refusal, step);
@@ -227,7 +227,8 @@ export class Keys {
   }
 
   /**
-   * Serves or refuses the requests that waited. For those that are left it asks again, with a lease for all of them.
+   * Serves or refuses the requests that waited for a reply. For those that are left it asks again, with a lease that is
+   * large enough for all of them.
    */
   #serveWaiting(nowMs: number, key: Key, refusal: Refusal | undefined, step: Step): void {
     const { waiting } = key;
@@ -331,7 +332,7 @@ export class Keys {
       const share = request.shares[index] as Share;
       const slot = this.#slot(share.key);
       let more = units - noted.units;
-      // The units change apart from the lease, so what is left of them does not go back to it.
+      // Once settled, what is left of the units goes back to the server, and no longer to the lease.
       if (more !== 0) noted.lease = undefined;
       while (more < 0) {
         // The newest units go back first.

@@ -33,7 +33,7 @@ export class Place {
     return state === "ending" ? this.#over("give back old", "give back new") : [];
   }
 
-  /** No unit was free, or there was no reply. In that case a unit may have been taken, and is free after `forMs`. */
+  /** No unit was free, or no reply came: then a unit may have been taken, and is free after `forMs`. */
   failed(nowMs: number): Says[] {
     const { state } = this;
     if (state === "renewing") {

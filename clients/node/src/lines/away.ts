@@ -25,7 +25,7 @@ export class Away {
     return "begins";
   }
 
-  /** Decides on a request: it is sent; or it is told that the server is away, and perhaps a probe is due. */
+  /** What a request does: "ask" the server, or fail since it is "away"; "probe": fail as well, and a probe is due. */
   ask(nowMs: number): "ask" | "away" | "probe" {
     if (this.#next === undefined) return "ask";
     if (nowMs < this.#next) return "away";

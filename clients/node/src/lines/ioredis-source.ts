@@ -39,7 +39,7 @@ export function ioredisSource(client: RedisClient): Source {
       redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), events) : open(redis as Redis, {}, events),
     nodeOf(slot) {
       if (redis.status === "wait") redis.connect().catch(() => undefined);
-      // Before it is connected the client may know slots from its start-up nodes; these are not to be trusted.
+      // The client may know slots before it has any node, but `openNode` needs one to copy.
       return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
     follow: ([name, ...words]) => redis.call(name, ...words),

@@ -27,7 +27,7 @@ export function nodeRedisSource(client: RedisClient): Source {
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
   if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
   if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
-  // A pool cannot make a single connection. So the first one that is free is copied, now and later.
+  // A pool cannot open a single connection. So a copy of the first one that is free is the model for all.
   let like: Promise<Single> | undefined;
   return {
     ...source,

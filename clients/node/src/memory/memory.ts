@@ -45,7 +45,8 @@ export class MemoryLimiter extends Commands {
   #at = 0;
   #room = 0;
   /**
-   * Whether the compiled module runs. Before a call it means that the last one never returned: the stack overflowed.
+   * Whether the compiled module runs. Before a call it means that an earlier one never returned, as when the stack
+   * overflowed.
    */
   #isInside = false;
 
@@ -66,13 +67,13 @@ export class MemoryLimiter extends Commands {
     return this.#clock();
   }
 
-  /** Sets the time, in Unix milliseconds: it stands still until set or moved again. Throws a `RangeError`. */
+  /** Sets the time, in Unix milliseconds, which then stands still. Throws a `RangeError` if it is no time. */
   setTime(unixMs: number): void {
     checkedTime(unixMs);
     this.#clock = () => unixMs;
   }
 
-  /** Moves the time by `ms` milliseconds. It then stands still. */
+  /** Moves the time by `ms` milliseconds, after which it stands still. Throws a `RangeError` if it is no time. */
   advance(ms: number): void {
     if (!Number.isFinite(ms)) throw new RangeError(`time moves by milliseconds, and not by ${inspect(ms)}`);
     this.setTime(this.now() + ms);

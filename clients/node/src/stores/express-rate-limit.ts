@@ -107,7 +107,7 @@ export class RateLimitStore {
   increment(key: string): Promise<ClientInfo> {
     if (this.#hit === undefined) return this.#decide(key);
     const request = new Request([this.#share(key)]);
-    // `enterWith` must run in the caller's context, where `decrement` looks for the hit: not in an async one.
+    // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
     this.#hit.enterWith({ key, request });
     return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
