@@ -1,16 +1,16 @@
-// A clock of one's own: each command is sent with its time.
+// A clock of the application: each command is sent with the time that it returns.
 
 import { inspect } from "node:util";
 import type { RateLimiter, TakeOptions } from "./commands.js";
 import { checkedOptions, OPTIONS } from "./options.js";
 
-/** The time: Unix milliseconds. */
+/** The time, in Unix milliseconds. */
 export type Clock = () => number;
 
-/** What clocks have thrown, or were wrong about: mistakes of the program, which say nothing of Redis. */
+/** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 
-/** Whether a command failed by a mistake of the program. */
+/** Whether an error is such a mistake of the program. */
 export function isMistake(error: unknown): error is Error {
   return error instanceof Error && mistakes.has(error);
 }
@@ -21,7 +21,7 @@ function mistake(thrown: unknown): Error {
   return error;
 }
 
-/** A clock that tells what the server takes as a time, or fails by a mistake. */
+/** The clock, checked: an error that it throws, or a time that the server would not take, becomes a mistake. */
 export function checkedClock(clock: Clock): Clock {
   if (typeof clock !== "function") throw new TypeError("clock is a function that returns Unix milliseconds");
   return () => {
@@ -39,12 +39,12 @@ export function checkedTime(unixMs: number): number {
 }
 
 /**
- * The same limiter at another time: each command names the clock's, unless it names one itself. So a test moves the
- * time of a real server.
+ * The same limiter with a clock: each command has the clock's time, unless it names one itself. So a test can move the
+ * time of a real server. A clock that throws makes the command reject.
  */
 export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
   const now = checkedClock(clock);
-  // One that throws fails the command.
+  // Called inside the async functions below, so that a clock that throws makes the command reject.
   const timed = (options: TakeOptions = {}) => ({
     ...checkedOptions("a command", OPTIONS.command, options),
     at: options.at ?? Math.floor(now()),
@@ -61,7 +61,7 @@ export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
   };
 }
 
-/** This process's time, to the part of a millisecond: what is left of a wait is rounded up. */
+/** The time of this process in milliseconds since its start, with fractions. */
 export function processTime(): number {
   return performance.now();
 }

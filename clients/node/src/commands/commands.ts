@@ -1,10 +1,10 @@
-// The commands: how each is written, and what its reply means. The one table `rl` serves node-redis, which takes
-// it as a module, and ioredis.
+// The commands: how each is written, and what its reply means. The single table `rl` serves node-redis, which takes it
+// as a module, and ioredis.
 
 import { checkedOptions, OPTIONS } from "./options.js";
 import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
 
-/** Whom to limit: any bytes. */
+/** The key to count in, usually one for each client: any bytes. */
 export type Key = string | Buffer;
 
 const ALGORITHMS = ["fixed", "sliding", "log", "bucket"] as const;
@@ -14,62 +14,64 @@ export type Algorithm = (typeof ALGORITHMS)[number];
 export interface PeekOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
-  /** Decide as of this Unix time in milliseconds instead of the server's clock. */
+  /** The Unix time in milliseconds to decide as of; the server's if left out. */
   at?: number | undefined;
 }
 
-/** A negative cost gives units back; with `at`, those that were taken at that time or before. */
+/** A negative cost gives units back; with `at`, units that were taken at that time or before. */
 export interface TakeOptions extends PeekOptions {
-  /** Count the units even if the request is over the limit. */
+  /** Count the units even if they exceed the limit. */
   force?: boolean | undefined;
-  /** Take as many of the units as fit, if not all do; then the verdict has `taken` and `at`. Not with `force`. */
+  /** Take as many of the units as fit, if not all do. The verdict then has `taken` and `at`. Excludes `force`. */
   partial?: boolean | undefined;
 }
 
 export type AllOptions = Pick<TakeOptions, "force" | "at">;
 
-/** One quota of a request to several. Rows of one key are its tiers. */
+/** One quota in a request for several. Rows with the same key are its tiers. */
 export interface Row {
   key: Key;
   algorithm: Algorithm;
   limit: number;
   window: Window;
-  /** 1 if left out; 0 only looks. */
+  /** 1 if left out; 0 takes nothing. */
   cost?: number | undefined;
 }
 
 export interface Verdict {
   /** The opposite of `limited`. */
   allowed: boolean;
-  /** Whether the request was refused; with `partial`, whether fewer units were taken than asked for. */
+  /** Whether the request was refused; with `partial`, whether fewer units were taken than were asked for. */
   limited: boolean;
-  /** The limit that the other figures speak of: of several, the tightest. */
+  /** The limit that the other figures are about: the tightest if there are several. */
   limit: number;
-  /** Units left in it; never negative. */
+  /** Units left of this limit; never negative. */
   remaining: number;
   /**
-   * Milliseconds after which this same request is allowed if no other comes. Null when it was allowed, and when no
+   * Milliseconds after which this same request would be allowed if no other came. Null if it was allowed, and if no
    * wait can help since it costs more than the limit. With `partial`, milliseconds until one more unit fits.
    */
   retryAfterMs: number | null;
-  /** Milliseconds until the whole limit is available again; 0 when it is now. */
+  /** Milliseconds until the whole limit is available again; 0 if it is now. */
   resetAfterMs: number;
-  /** Units that were taken, with `partial`; of a negative cost, minus the units that were given back. */
+  /** With `partial`, the units that were taken; for a negative cost, minus the units that were given back. */
   taken?: number;
-  /** The Unix time in milliseconds as of which they were counted, with `partial`: what to name to give them back. */
+  /**
+   * With `partial`, the Unix time in milliseconds at which the units were counted: name it as `at` to give them back.
+   */
   at?: number;
 }
 
 export interface Decision {
   /** The opposite of `limited`. */
   allowed: boolean;
-  /** Whether the request was refused, by any row. */
+  /** Whether the request was refused by any row. */
   limited: boolean;
   /** Milliseconds until all rows allow this same request; null as in a verdict. */
   retryAfterMs: number | null;
-  /** The Unix time in milliseconds of the decision: what to name as `at` when units are given back later. */
+  /** The Unix time in milliseconds of the decision: pass it as `at` to give units back later. */
   at: number;
-  /** A verdict for each row, in their order; `limited` tells whether this row refuses. */
+  /** A verdict for each row, in the same order; its `limited` tells whether this row refuses. */
   rows: Verdict[];
 }
 
@@ -77,49 +79,49 @@ export interface WindowInfo {
   windowMs: number;
   used: number;
   resetAfterMs: number;
-  /** Units of this window, of a sliding key. */
+  /** For a sliding key, the units counted in the current window. */
   current?: number;
-  /** Units of the window before, of a sliding key. */
+  /** For a sliding key, the units counted in the previous window. */
   previous?: number;
-  /** The limit that its last count named, of a bucket. */
+  /** For a bucket, the limit that the last count named. */
   limit?: number;
 }
 
 export interface Info {
   algorithm: Algorithm;
-  /** The live windows, shortest first; of a log its longest. */
+  /** The live windows, shortest first; for a log, only the longest. */
   windows: WindowInfo[];
-  /** Distinct timestamps held, of a log. */
+  /** For a log, the number of distinct timestamps that it holds. */
   entries?: number;
 }
 
-/** What the adapters ask: `client.rl` of node-redis, or `rateLimiter(redis)` of `redis-rl/ioredis`. */
+/** The commands: `client.rl` of node-redis, or `rateLimiter(redis)` of `redis-rl/ioredis`. */
 export interface RateLimiter {
   /** Counts in windows that are aligned to the Unix epoch. */
   fixed(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
-  /** Counts this window and the share of the one before that still overlaps. */
+  /** Counts the current window, and the previous one in proportion to how much of it still overlaps. */
   sliding(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
-  /** Counts every unit with its own time: never more than the limit in any span of a window's length. */
+  /** Counts each unit with its own time: never more than the limit in any span of a window's length. */
   log(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
   /** Takes from a bucket that refills evenly, from empty to full in one window. */
   bucket(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
-  /** Whether a request would be allowed. Takes nothing, and reads any kind of key. */
+  /** Tells whether a request would be allowed. It takes nothing, and reads keys of any algorithm. */
   peek(key: Key, quotas: Quotas, options?: PeekOptions): Promise<Verdict>;
-  /** What is counted in a key; null if it does not exist. */
+  /** What is counted in a key; null if the key does not exist. */
   info(key: Key): Promise<Info | null>;
-  /** Several quotas, all or none, in one step. In a cluster all keys need one hash tag. */
+  /** Takes from several quotas in one step, all or none. On a cluster all keys must have the same hash tag. */
   all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
-  /** Forgets what a key has counted: 1 if there was such a key, or else 0. */
+  /** Deletes a key and all that it has counted. Resolves to 1 if the key existed, otherwise to 0. */
   reset(key: Key): Promise<number>;
 }
 
-/** Where a command is written to. node-redis's parser is one. */
+/** What a command is written to, such as the parser of node-redis. */
 export interface CommandWriter {
   push(...words: string[]): unknown;
   pushKey(key: Key): unknown;
 }
 
-/** Text where a client was told to read integers as text. */
+/** Text if the client is configured to return integers as text. */
 type Integer = number | string;
 
 type Figures = readonly [Integer, Integer, Integer, Integer, Integer, taken?: Integer, at?: Integer];
@@ -162,7 +164,7 @@ function verdict(figures: Figures): Verdict {
   return verdict;
 }
 
-/** -1 says that there is nothing to wait for. */
+/** A figure of -1 means that there is nothing to wait for. */
 function wait(figure: Integer): number | null {
   const ms = Number(figure);
   return ms < 0 ? null : ms;
@@ -204,7 +206,7 @@ function windowInfo(reply: unknown): WindowInfo {
   };
 }
 
-/** A map is an object or a Map in RESP3, and keys and values by turns in RESP2. */
+/** A map in RESP3 is an object or a Map. In RESP2 it is an array of alternating keys and values. */
 function toMap(reply: unknown): Map<string, unknown> {
   if (reply instanceof Map) return new Map([...reply].map(([name, value]) => [String(name), value]));
   if (!Array.isArray(reply)) return new Map(Object.entries(reply as object));
@@ -275,7 +277,7 @@ export const rl = {
       writer.push("DEL");
       pushKey(writer, key);
     },
-    // A cluster client of node-redis adds up what nodes answer to DEL: only numbers will do.
+    // A cluster client of node-redis adds up the replies of nodes to DEL, which works only with numbers.
     transformReply: (reply: Integer): number => Number(reply),
   },
 } as const;
@@ -304,7 +306,7 @@ class WordList implements CommandWriter {
   }
 }
 
-/** The words of a command, with this before its keys. */
+/** The words of a command, with `prefix` before its keys. */
 export function wordsOf<Arguments extends unknown[]>(
   { parseCommand }: Pick<Description<Arguments, unknown>, "parseCommand">,
   prefix: Key,
@@ -315,7 +317,7 @@ export function wordsOf<Arguments extends unknown[]>(
   return list.words as Words;
 }
 
-/** The commands, with this before their keys, sent by this function. */
+/** The commands, with a prefix before their keys, sent by a function. */
 export class Commands implements RateLimiter {
   readonly fixed = this.#command(rl.fixed);
   readonly sliding = this.#command(rl.sliding);
@@ -329,7 +331,7 @@ export class Commands implements RateLimiter {
   readonly #prefix: Key;
   readonly #send: (words: Words, isReadOnly: boolean) => unknown;
 
-  /** A reply that is no promise is here already. */
+  /** `send` may return a promise, or the reply itself if it is already there. */
   constructor(prefix: Key, send: (words: Words, isReadOnly: boolean) => unknown) {
     this.#prefix = prefix;
     this.#send = send;
@@ -343,18 +345,21 @@ export class Commands implements RateLimiter {
   }
 }
 
-/** A lone surrogate is sent as U+FFFD: a client of a cluster would seek it in the slot of other bytes. */
+/** A lone surrogate is sent as U+FFFD, but a cluster client would compute the slot from other bytes. */
 function pushKey(writer: CommandWriter, key: Key): void {
   writer.pushKey(typeof key === "string" ? key.toWellFormed() : checkedKey(key));
 }
 
-/** A client would send undefined as the empty key, which all such callers then share. Other bytes break a connection. */
+/**
+ * Throws a `TypeError` unless the key is text or a Buffer. A client would send undefined as an empty key, which all
+ * such callers would share, and other values can break the connection.
+ */
 export function checkedKey(key: Key): Key {
   if (typeof key !== "string" && !Buffer.isBuffer(key)) throw new TypeError("a key is text or a Buffer");
   return key;
 }
 
-/** A key with what its client puts before it. */
+/** A key with its client's prefix. */
 export function prefixed(prefix: Key, key: Key): Key {
   if (prefix.length === 0) return key;
   if (typeof prefix === "string" && typeof key === "string") return prefix + key;
@@ -365,11 +370,11 @@ function words<Arguments extends unknown[]>(command: Description<Arguments, unkn
   return (...args: Arguments): Words => wordsOf(command, "", args);
 }
 
-/** What finds out whether a command would be answered: the same, which takes nothing. */
+/** The same command with a cost of 0: it finds out whether the server answers, and takes nothing. */
 export function probeOf(command: Words): Words {
   const probe: Words = [...command];
   if (probe[0] === "RL.ALL") {
-    // Of each row the cost is the last of five words. Fewer follow them.
+    // Each row has five words after the command's name, the cost last. Fewer than five follow the rows.
     for (let i = 5; i < probe.length; i += 5) probe[i] = "0";
   } else {
     const i = probe.indexOf("COST", 2);
@@ -379,7 +384,7 @@ export function probeOf(command: Words): Words {
   return probe;
 }
 
-/** The words of a command, and what its reply means: for pipelines, and whatever else sends words as they are. */
+/** The words of each command, and readers of the replies: for pipelines, and for anything that sends plain words. */
 export const cmd = {
   fixed: words(rl.fixed),
   sliding: words(rl.sliding),
@@ -387,10 +392,10 @@ export const cmd = {
   bucket: words(rl.bucket),
   peek: words(rl.peek),
   all: words(rl.all),
-  /** The reply to `fixed`, `sliding`, `log`, `bucket` and `peek`. */
+  /** Reads the reply to `fixed`, `sliding`, `log`, `bucket` and `peek`. */
   verdict: (reply: unknown): Verdict => verdict(reply as Figures),
-  /** The reply to `all`. */
+  /** Reads the reply to `all`. */
   decision: (reply: unknown): Decision => decision(reply as DecisionFigures),
-  /** The reply to `RL.INFO`. */
+  /** Reads the reply to `RL.INFO`. */
   info,
 } as const;

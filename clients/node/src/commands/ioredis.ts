@@ -1,5 +1,5 @@
-// The commands on a connection of ioredis. It finds the keys of the commands it knows; these tell theirs, so that a
-// cluster is asked at the right node at once.
+// The commands on a client of ioredis. ioredis knows which words are keys only for Redis's own commands. These tell it,
+// so that a cluster client asks the right node at once.
 
 import { type Cluster, Command, type Redis } from "ioredis";
 import { type Clock, withClock } from "./clock.js";
@@ -8,7 +8,7 @@ import { checkedOptions, OPTIONS } from "./options.js";
 
 class KeyedCommand extends Command {
   override getKeys(): Key[] {
-    // Rows of RL.ALL have one slot.
+    // One key is enough to find the node: the keys of all rows of RL.ALL are in the same slot.
     return this.args.slice(0, 1) as Key[];
   }
 }
@@ -18,7 +18,7 @@ export interface LimiterOptions {
   clock?: Clock | undefined;
 }
 
-/** The commands on a `Redis` or a `Cluster` of ioredis. */
+/** The commands on a `Redis` or a `Cluster` of ioredis. Throws a `TypeError` if an option is wrong. */
 export function rateLimiter(redis: Redis | Cluster, options: LimiterOptions = {}): RateLimiter {
   const { clock } = checkedOptions("a limiter", OPTIONS.limiter, options);
   const send = ([name, ...words]: Words, readOnly: boolean) => {

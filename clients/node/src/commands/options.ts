@@ -1,4 +1,4 @@
-// What options there are, and what each of them is.
+// Which options exist, and what value each may have.
 
 import { inspect } from "node:util";
 
@@ -17,7 +17,7 @@ const SIGNAL: Check = {
   what: "an AbortSignal",
   is: (value) => typeof (value as AbortSignal | null)?.throwIfAborted === "function",
 };
-/** Where it is used, its value is checked. */
+/** An option whose value is checked where it is used. */
 const OWN: Check = { what: "", is: () => true };
 
 const asking = { timeoutMs: OWN, remember: OWN, clock: CLOCK };
@@ -67,7 +67,7 @@ export const OPTIONS = {
   command: { cost: OWN, force: FLAG, partial: FLAG, at: OWN },
 };
 
-/** Options, if they are such. One that is undefined is left out. */
+/** Returns the options, of which undefined ones count as left out. Throws a `TypeError` for a wrong name or value. */
 export function checkedOptions<T extends object>(
   whose: string,
   checks: Readonly<Record<keyof NoInfer<T>, Check>>,

@@ -1,22 +1,22 @@
-// Quotas: how they are spelled, and what they mean.
+// Quotas: how they are written, and what they mean.
 
 import { Recent } from "./recent.js";
 
-/** `ms`, `s`, `m`, `h` or `d` after a positive integer, as in `"10s"`; a number is seconds. */
+/** A length of time: a positive integer with `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. A number means seconds. */
 export type Window = string | number;
 
-/** So many units in each window. */
+/** At most so many units in each window. */
 export type Quota = readonly [limit: number, window: Window];
 
 /**
  * One quota or several: text such as `"5/10s, 100/h"`, a pair such as `[5, "10s"]`, or a list of both. All must allow a
- * request, or nothing is counted in any.
+ * request, or it is counted in none.
  */
 export type Quotas = string | Quota | readonly (string | Quota)[];
 
 /**
- * The largest limit, 2^53 - 48. node-redis and ioredis add a digit as `n * 10 + byte - 48`, which is no longer
- * exact for all figures beyond it.
+ * The largest limit, 2^53 - 48. node-redis and ioredis read an integer digit by digit as `n * 10 + byte - 48`, which is
+ * not exact for all figures beyond this limit.
  */
 export const MAX_LIMIT = 2 ** 53 - 48;
 
@@ -24,7 +24,7 @@ export const MAX_WINDOW_MS = 3650 * 86_400_000;
 
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/** How long a window is. */
+/** The length of a window in milliseconds. Throws a `RangeError` if it is not written as a window. */
 export function milliseconds(window: Window): number {
   const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
   if (count === undefined)
@@ -32,15 +32,15 @@ export function milliseconds(window: Window): number {
   return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
 }
 
-/** A time that may be none: spelled like a window, or 0. */
+/** A length of time in milliseconds that may also be 0. Throws a `RangeError` if it is not written as a window. */
 export function duration(time: Window): number {
   return time === 0 ? 0 : milliseconds(time);
 }
 
-/** Texts are few, and the same ones in every call. */
+/** The quotas of texts that were parsed: a program uses few, again and again. */
 const parsed = new Recent<readonly Quota[]>(1000);
 
-/** The quotas that a text means: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. */
+/** The quotas of a text: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {
@@ -73,7 +73,7 @@ export function listOf(quotas: Quotas): readonly Quota[] {
   );
 }
 
-/** Quotas as pairs, if the server would take them: whatever it refused would look like Redis being away. */
+/** Quotas as pairs. Throws if the server would refuse them, as a refused command would look as if Redis were away. */
 export function checkedQuotas(quotas: Quotas): readonly Quota[] {
   const list = listOf(quotas);
   if (list.length < 1 || list.length > 8) throw new RangeError("quotas must be from 1 to 8");

@@ -1,6 +1,6 @@
-/** A map of the keys that were used last. */
+/** A map that keeps only the keys that were used most recently. */
 export class Recent<T> {
-  /** The least recently used comes first. */
+  /** In the order of their last use, the least recent first. */
   readonly #entries = new Map<string, T>();
   readonly #max: number;
   #newest: string | undefined;
@@ -9,7 +9,7 @@ export class Recent<T> {
     this.#max = max;
   }
 
-  /** Uses a key. */
+  /** The value of a key, which becomes the most recently used. */
   get(name: string): T | undefined {
     const value = this.#entries.get(name);
     if (value === undefined || name === this.#newest) return value;
@@ -23,7 +23,7 @@ export class Recent<T> {
     return this.#entries.get(name);
   }
 
-  /** Puts a key that is not there. If there are too many now, one leaves: its value. */
+  /** Adds a key. If that makes too many, the least recently used one is removed and its value returned. */
   put(name: string, value: T): T | undefined {
     this.#entries.set(name, value);
     this.#newest = name;

@@ -1,4 +1,4 @@
-// A guard for Express, and for whatever else calls `(request, response, next)`.
+// A guard for Express, and for any other framework whose middleware takes `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { AnyGuard, type Fields } from "../guard/guard.js";
@@ -7,7 +7,7 @@ import type { PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
 
-/** What Express adds to a request, as far as it matters here. */
+/** The properties that Express adds to a request and that are read here. */
 export type Request = IncomingMessage & {
   ip?: string | undefined;
   baseUrl?: string;
@@ -33,7 +33,7 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
         try {
           send(response, answer);
         } catch (error) {
-          // What a hook says cannot be sent.
+          // What a hook of the application returned, such as a header field with a line break, cannot be sent.
           next(error);
         }
       }, next);
@@ -45,7 +45,8 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
   }
 
   protected override routeOf({ baseUrl, route }: R): string | undefined {
-    // How a router was mounted Express does not tell: this is as the client spells it, parameters and all.
+    // Express does not tell the pattern that a router was mounted on: `baseUrl` is the path as the client wrote it,
+    // with the values of parameters, so it cannot name a route.
     if (route === undefined || baseUrl !== "") return undefined;
     const { path, methods } = route as { path: unknown; methods: object };
     return routeName(

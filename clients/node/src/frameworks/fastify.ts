@@ -8,13 +8,13 @@ import type { PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
 
-/** A hook of a route: `onRequest`, or a later one, for policies that read the body. */
+/** A hook of a route: `onRequest`, or a later one for policies that read the body. */
 export type Hook<R extends FastifyRequest = FastifyRequest> = (
   request: R,
   reply: FastifyReply,
 ) => Promise<unknown>;
 
-/** The policies of hooks. */
+/** The policies of each hook, so that `onRoute` can name them after the route. */
 const limits = new WeakMap<object, PolicySet<never>>();
 
 /** Limits the requests of an application. */
@@ -24,11 +24,11 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   Hook<R>,
   FastifyPluginCallback
 > {
-  /** A plugin, for the application or the scope that registers it. */
+  /** A plugin that limits all requests of the application, or of the scope that registers it. */
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
       app.addHook("onRequest", hook as Hook);
-      // One limit on two routes stops the start.
+      // Names limits after their routes at the start, so that one unnamed limit on two routes fails then.
       app.addHook("onRoute", ({ method, url, onRequest, preParsing, preValidation, preHandler }) => {
         for (const hook of [onRequest, preParsing, preValidation, preHandler].flat())
           if (hook !== undefined) limits.get(hook)?.nameBy(nameOf(method, url));
@@ -65,7 +65,7 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   }
 }
 
-/** The route `/` of a scope is with and without a slash at its end. */
+/** The name of a route. The route `/` of a scope exists with and without a slash at its end, and has one name. */
 function nameOf(method: string | string[], url: string): string {
   return routeName(method, url.replace(/(.)\/$/, "$1"));
 }

@@ -1,4 +1,4 @@
-// A guard for whatever has the `Request` and `Response` of the Fetch API: Hono, Next.js, frameworks of the edge.
+// A guard for frameworks with the `Request` and `Response` of the Fetch API, such as Hono and Next.js.
 
 import type { Asking } from "../lines/asker.js";
 import {
@@ -15,7 +15,7 @@ import type { KeyOf, PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
 
-/** A context of Hono, as far as it matters here. */
+/** The properties of a Hono context that are used here. */
 export interface Context {
   readonly req: { readonly raw: Request };
   res: Response;
@@ -26,9 +26,9 @@ export type Middleware<R> = R extends Context
   : (request: R, next: () => Response | PromiseLike<Response>) => Promise<Response>;
 
 export interface Options<R> extends GuardOptions<R> {
-  /** Whose quotas they are, of policies without a key of their own. A `Request` does not tell its client's address. */
+  /** Whose quotas they are, for policies without a key of their own. A `Request` does not tell its client's address. */
   key: KeyOf<R>;
-  /** The method and the pattern of a route, such as `GET /search`: names limits of routes that have no name. */
+  /** The method and the pattern of a route, as in `GET /search`. It names the limits of routes that have no name. */
   route?: ((request: R) => string) | undefined;
 }
 
@@ -70,7 +70,7 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
   }
 
   protected override tell(): void {
-    // There is no response before the handler has answered.
+    // There is no response before the handler has returned one; `handler` sets the fields then.
   }
 }
 
@@ -84,7 +84,7 @@ function withFields(response: Response, fields: Fields): Response {
     for (const name in fields) response.headers.set(name, fields[name] as string);
     return response;
   } catch {
-    // Those of a redirection, or of an answer of another server, cannot be set.
+    // The headers of a redirection, or of a response that `fetch` returned, are immutable; those of a copy are not.
     return withFields(new Response(response.body, response), fields);
   }
 }

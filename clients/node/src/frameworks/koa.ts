@@ -8,7 +8,7 @@ import type { PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
 
-/** What a context of Koa, and of @koa/router, has, as far as it matters here. */
+/** The properties of a context of Koa and @koa/router that are used here. */
 export interface Context {
   readonly req: IncomingMessage;
   readonly res: ServerResponse;

@@ -1,9 +1,9 @@
-// What adapters to frameworks on Node's own HTTP server share.
+// What the adapters to frameworks on Node's own HTTP server share.
 
 import type { ServerResponse } from "node:http";
 import { type Answer, type Fields, textOf } from "../guard/fields.js";
 
-/** Whether a client has gone away without an answer. What stands in for a response, in a test say, has no client. */
+/** Whether the client is gone: disconnected without a response. A stand-in for a response, as in a test, never is. */
 export function isGone({ destroyed, writableEnded }: ServerResponse): boolean {
   return destroyed && !writableEnded;
 }
@@ -13,7 +13,7 @@ export function setFields(response: ServerResponse, fields: Fields): void {
   for (const name in fields) response.setHeader(name, fields[name] as string);
 }
 
-/** Answers a request, unless something else has done so meanwhile: a timeout of the application, say. */
+/** Sends the answer, unless something else has responded meanwhile, such as a timeout of the application. */
 export function send(response: ServerResponse, { status, fields, body }: Answer): void {
   if (response.headersSent) return;
   setFields(response, fields);
@@ -21,11 +21,11 @@ export function send(response: ServerResponse, { status, fields, body }: Answer)
   response.end(textOf(body));
 }
 
-/** The name of a route by its methods and its pattern. One of several methods is one limit. */
+/** The name of a route: its method and pattern. A route of several methods is one limit, named by the pattern. */
 export function routeName(methods: string | readonly string[], pattern: unknown): string {
   const all = [methods].flat();
   const [method, ...others] = all.length > 1 ? all.filter((method) => method !== "HEAD") : all;
-  // In a key, braces would choose a slot.
+  // Braces in a key are a hash tag, and would put all clients of the route into one slot.
   const path = String(pattern)
     .replace(/{(\w+)}/g, ":$1")
     .replaceAll("{", "(")

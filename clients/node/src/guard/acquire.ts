@@ -1,4 +1,4 @@
-// Waits for a limit.
+// Waiting until a limit allows a request.
 
 import { setMaxListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
@@ -24,25 +24,26 @@ export interface AcquireOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
   /**
-   * How long to wait for the limit; for as long as it takes if left out. With 0 it is asked for once. That Redis does
-   * not answer is an error after a second.
+   * Milliseconds to wait for the limit; without end if left out, and with 0 the limit is asked once. If Redis does not
+   * answer for a second, that is an error.
    */
   timeoutMs?: number | undefined;
-  /** Ends the wait. Nothing stays taken. */
+  /** Ends the wait. Any units taken are given back. */
   signal?: AbortSignal | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
-  /** Waits instead of a timer: for a test, which moves its clock here. */
+  /** Waits in place of a timer, for a test that moves its clock here. */
   sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
 
-/** Redis is away if it does not answer. */
+/** Milliseconds without an answer after which Redis counts as away. */
 const TIMEOUT_MS = 1000;
 
 /**
  * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
- * refusal, at once, if that is longer than what is left of the timeout, or if no wait helps. Those who wait have no
- * order.
+ * refusal, at once, if that wait is longer than what is left of the timeout, or if no wait helps. Callers that wait for
+ * the same key are not served in order. Rejects if an argument is wrong, if Redis does not answer, or if the signal
+ * aborts.
  */
 export async function acquire(
   client: Asking,
@@ -78,14 +79,14 @@ export async function acquire(
   }
 }
 
-/** If it is aborted meanwhile, what the command takes goes back. */
+/** Asks once. If the signal aborts before the answer comes, what the command takes is given back. */
 function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
   return new Promise((resolve, reject) => {
     const forget = onAbort(signal, (reason) => {
       reject(reason);
       void driver.giveBack(request);
     });
-    // In the turn in which the answer becomes the caller's: it cannot go back any more.
+    // An abort after the caller has the answer must not give back units that the caller uses.
     const settled =
       <T>(settle: (value: T) => void) =>
       (value: T) => {
@@ -96,19 +97,19 @@ function decide(driver: Driver, request: Request, signal: AbortSignal | undefine
   });
 }
 
-/** Calls this when the signal is aborted, until what it returns is called. */
+/** Calls `call` when the signal is aborted. The function that it returns stops that. */
 export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
   if (signal === undefined) return () => {};
   const abort = () => call(signal.reason as Error);
-  // Any number of those who wait may share a signal.
+  // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
   if (signal instanceof EventTarget) setMaxListeners(0, signal);
   signal.addEventListener("abort", abort);
   return () => signal.removeEventListener("abort", abort);
 }
 
-/** Sleeps so long at least, or until it is aborted. */
+/** Sleeps for at least `ms` milliseconds. Rejects with the signal's reason if that is aborted. */
 export async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
-  // A timer may be early by a part of a millisecond.
+  // A timer may fire a fraction of a millisecond early, and cannot wait longer than `LONGEST_TIMER_MS`.
   for (const end = realTime() + ms; ;) {
     const leftMs = Math.ceil(end - realTime());
     if (leftMs <= 0) return;

@@ -1,14 +1,15 @@
-// Whom a network address stands for.
+// Which client a network address stands for.
 
 import { isIPv4, isIPv6 } from "node:net";
 import { warnOnce } from "./warning.js";
 
-/** The first six groups of IPv6 addresses whose last two are an IPv4 address. */
+/** The first six groups of IPv6 addresses whose last two groups are an IPv4 address. */
 const IPV4_PREFIXES = ["0:0:0:0:0:ffff", "0:0:0:0:ffff:0", "64:ff9b:0:0:0:0", "0:0:0:0:0:0"];
 
 /**
- * The client with this address, which may have a port. An IPv4 address stands for itself, also where it is written as
- * IPv6. An IPv6 client has a whole network, named by its first 64 bits. Clients without an address are one: `unknown`.
+ * The client with this address, which may include a port. An IPv4 address stands for one client, also if it is written
+ * as IPv6. An IPv6 client owns a whole network, so it is named by the first 64 bits. All clients without an address are
+ * the client `unknown`.
  */
 export function clientAddress(address: string | undefined | null): string {
   if (!address) {
@@ -23,14 +24,14 @@ export function clientAddress(address: string | undefined | null): string {
   if (!isIPv6(bare)) return address;
   const groups = groupsOf(bare);
   const [high, low] = groups.slice(6).map((group) => Number.parseInt(group, 16)) as [number, number];
-  // `::1` is no IPv4 address.
+  // `::1` has the form of an IPv4 address, but is not one.
   if (IPV4_PREFIXES.includes(groups.slice(0, 6).join(":")) && high > 0) {
     return [high >> 8, high & 255, low >> 8, low & 255].join(".");
   }
   return `${spelled(`${groups.slice(0, 4).join(":")}::`)}/64`;
 }
 
-/** A URL spells an address in one way. */
+/** The canonical spelling of an IPv6 address, which `URL` produces. */
 function spelled(ipv6: string): string {
   return new URL(`http://[${ipv6}]`).hostname.slice(1, -1);
 }

@@ -1,4 +1,4 @@
-// What drives `Keys`: sends its commands, gives its answers, and tells it the time.
+// Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
 import type { Asker } from "../lines/asker.js";
 import { checkedClock, type Clock, isMistake, processTime } from "../commands/clock.js";
@@ -18,7 +18,10 @@ import { Away } from "../lines/away.js";
 import { isAway } from "../lines/errors.js";
 import { later, LONGEST_TIMER_MS, now, outside } from "../lines/ticks.js";
 
-/** Is told why Redis is away from now on, or by undefined that it decides again; of a cluster the node of this name. */
+/**
+ * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
+ * of the node concerned; otherwise it is empty.
+ */
 export type OnOutage = (error: Error | undefined, node: string) => void;
 
 /** A node that is away. */
@@ -26,23 +29,23 @@ interface Outage {
   readonly away: Away;
   readonly reason: Error;
   readonly node: string;
-  /** One that it had when it was found away. */
+  /** A key that the node held when it was found away: once another node has that key, the outage is over. */
   readonly key: Key;
 }
 
 export class Driver {
   readonly #keys: Keys;
-  /** That of commands, and that of leases. */
+  /** The time that commands are sent with, if it is not the server's; and the time that leases end by. */
   readonly #clock: Clock | undefined;
   readonly #time: Clock;
-  /** Replies that are to come, and who waits for the last. */
+  /** The number of replies that are due, and callbacks for when there are none. */
   #due = 0;
   #onIdle: (() => void)[] = [];
-  /** What the clock told last. */
+  /** The last time that the clock returned. */
   #lastMs = 0;
   #timer: NodeJS.Timeout | undefined;
   #timerMs = Infinity;
-  /** By the names of nodes. */
+  /** The nodes that are away, by name. */
   readonly #outages = new Map<string, Outage>();
 
   constructor(
@@ -60,7 +63,7 @@ export class Driver {
     return Math.floor((this.#lastMs = this.#time()));
   }
 
-  /** The time where nobody waits who could be told that the clock fails: then what it told last. */
+  /** The time where nobody can be told that the clock failed: in that case, the last time that it returned. */
   #known(): number {
     try {
       return (this.#lastMs = this.#time());
@@ -69,7 +72,9 @@ export class Driver {
     }
   }
 
-  /** Fails if Redis is away and nothing has refused. Then what the request took, or takes yet, stays counted. */
+  /**
+   * Resolves to the decision. Rejects if Redis is away and nothing refuses: what the request took stays counted then.
+   */
   decide(request: Request): Promise<Answer> {
     return new Promise((resolve, reject) => {
       this.ask(request, (answer) => {
@@ -79,11 +84,11 @@ export class Driver {
     });
   }
 
-  /** Decides, and tells this. */
+  /** Decides on a request, and calls `told` with the answer. */
   ask(request: Request, told: (answer: Answer | Error) => void): void {
     request.told = told;
     try {
-      // No timer follows a clock that a test moves.
+      // A clock that a test moves fires no timer, so leases that have ended are given back here.
       if (this.#time !== processTime) this.#carryOut(this.#keys.tick(this.#now()));
       this.#carryOut(this.#keys.take(this.#now(), request));
     } catch (error) {
@@ -91,12 +96,15 @@ export class Driver {
     }
   }
 
-  /** A request of one share. */
+  /** Decides on one share: at once if a lease or a remembered refusal can answer. Throws if the clock fails. */
   take(share: Share): Verdict | Promise<Answer> {
     return this.#keys.known(this.#now(), share) ?? this.decide(new Request([share]));
   }
 
-  /** Nobody wants what it took, or takes: it is given back, once. That it could not be is no error. */
+  /**
+   * Gives back once what the request took or still takes, and waits for the replies. It does not fail: what cannot be
+   * given back stays counted.
+   */
   async giveBack(request: Request): Promise<void> {
     const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
     const sent = commands.map((command) => {
@@ -105,11 +113,11 @@ export class Driver {
     await Promise.all(sent);
   }
 
-  /** Settles shares, by their index, for what was used. */
+  /** Corrects what is counted of shares, by their positions, to what was used. Rejects if a command failed. */
   settle(request: Request, used: ReadonlyMap<number, number>): Promise<Answer> {
     const before = request.told;
     return new Promise((resolve, reject) => {
-      // One answer tells all that was settled meanwhile.
+      // One answer serves all settlements that were asked for while the first was in flight.
       const isFirst = request.settling === 0;
       request.told = (answer) => {
         if (!isFirst) before?.(answer);
@@ -120,12 +128,12 @@ export class Driver {
     });
   }
 
-  /** A refusal of this share may be over. */
+  /** Forgets the refusal of this share's key: units were given back, so it may be over. */
   forget(share: Share): void {
     this.#keys.forget(share);
   }
 
-  /** Gives back all leases, and waits until what was sent is answered, but no longer than the timeout. */
+  /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async close(): Promise<void> {
     this.#carryOut(this.#keys.close());
     clearTimeout(this.#timer);
@@ -137,7 +145,7 @@ export class Driver {
 
   #carryOut({ commands, answers }: Step): void {
     const reasons = this.#outages.size > 0 ? this.#reasons(commands) : [];
-    // All shares of a request are asked for, or none is.
+    // If one of the nodes is away, no share of the request is asked for.
     const reason = reasons.find((each) => each !== undefined);
     for (let i = 0; i < commands.length; i++) {
       const command = commands[i] as Command;
@@ -168,7 +176,7 @@ export class Driver {
 
   #replied(command: Command, reply: unknown): void {
     if (command.request === undefined) return;
-    // As late as it may be, so that no wait is too short.
+    // Rounded up, so that the wait that is left is never reported too short.
     const nowMs = Math.ceil(this.#known());
     this.#carryOut(this.#keys.reply(nowMs, command, read(command, reply)));
   }
@@ -183,7 +191,7 @@ export class Driver {
     return error;
   }
 
-  /** Why commands are not sent: of each, that its node is away. What gives back is sent all the same. */
+  /** For each command the reason not to send it, if its node is away. One that only gives back is sent all the same. */
   #reasons(commands: readonly Command[]): (Error | undefined)[] {
     const { prefix, nodeOf } = this.asker;
     for (const outage of this.#outages.values()) if (nodeOf(outage.key) !== outage.node) this.#end(outage);
@@ -201,7 +209,8 @@ export class Driver {
 
   #probe(outage: Outage, words: Words): void {
     const { away } = outage;
-    // Also of a service that is quiet. A timer may be early by a part of a millisecond.
+    // While an answered probe does not yet end the outage, the next one follows by itself, so that it ends also without
+    // requests. A timer may fire a fraction of a millisecond early.
     const probeAt = (dueMs: number) => {
       const leftMs = Math.ceil(dueMs - now());
       if (leftMs > 0) later(leftMs, () => probeAt(dueMs));

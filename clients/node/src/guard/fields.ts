@@ -1,22 +1,21 @@
-// What clients are told of their quotas: the header fields of draft-ietf-httpapi-ratelimit-headers-11, and problem
-// details.
+// The header fields of draft-ietf-httpapi-ratelimit-headers-11 and the problem details that clients are sent.
 
 import type { Verdict } from "../commands/commands.js";
 import { milliseconds, type Quota } from "../commands/quota.js";
 
-/** Header fields of an answer. */
+/** The header fields of an answer. */
 export type Fields = Readonly<Record<string, string>>;
 
-/** A quota as clients are told of it. */
+/** A quota as the header fields show it. */
 export interface Item {
   readonly name: string;
   readonly limit: number;
-  /** Its item of `RateLimit-Policy`, and how that of `RateLimit` begins. */
+  /** The quota's item in `RateLimit-Policy`, and the beginning of its item in `RateLimit`. */
   readonly policy: string;
   readonly left: string;
 }
 
-/** What is said of a request that does not pass. */
+/** The problem details of a request that is not allowed. */
 export interface Problem {
   readonly status: number;
   readonly type?: string;
@@ -24,21 +23,21 @@ export interface Problem {
   readonly "violated-policies"?: readonly string[];
 }
 
-/** What is decided about a request. */
+/** The decision on a request. */
 export interface Answer {
-  /** Whether it passes. Else this is the answer to it. */
+  /** Whether the request may pass. If not, the answer is to be sent as its response. */
   readonly allowed: boolean;
-  /** 200: allowed; 429: come again; 403: it costs more than a limit, and no wait helps; 503: Redis is away. */
+  /** 200: allowed. 429: refused, try later. 403: it costs more than a limit, so no wait helps. 503: Redis is away. */
   readonly status: number;
   readonly fields: Fields;
   readonly body?: string | object | undefined;
 }
 
-/** An answer of the application's own. */
+/** A response of the application's own. */
 export interface Reply {
   readonly status: number;
   readonly fields?: Fields | undefined;
-  /** Text as it is, or what is sent as JSON. */
+  /** Text is sent as it is, an object as JSON. */
   readonly body?: string | object | undefined;
 }
 
@@ -64,7 +63,7 @@ export function refusal(
     fields: {
       ...fieldsOf(items, rows, ({ limited, retryAfterMs, resetAfterMs }) => {
         if (!waitHelps) return resetAfterMs;
-        // A `t` beyond Retry-After would contradict it.
+        // A `t` that is longer than Retry-After would contradict it.
         return limited ? retryAfterMs : null;
       }),
       ...(waitHelps && { "Retry-After": String(seconds(retryAfterMs)) }),
@@ -79,7 +78,7 @@ export function refusal(
   };
 }
 
-/** What is left of each item, for an answer that refuses nothing. */
+/** The fields of an answer that is no refusal: how much is left of each quota. */
 export function standing(items: readonly Item[], rows: readonly (Verdict | undefined)[]): Fields {
   return fieldsOf(items, rows, ({ resetAfterMs }) => resetAfterMs);
 }
@@ -103,17 +102,17 @@ function fieldsOf(
   return { "RateLimit-Policy": policies, RateLimit: left };
 }
 
-/** What is sent of a body. */
+/** The body as text. */
 export function textOf(body: Reply["body"]): string | undefined {
   return typeof body === "object" ? JSON.stringify(body) : body;
 }
 
-// Rounded up, so that waiting this long is enough.
+// Whole seconds, rounded up so that waiting this long is enough.
 function seconds(ms: number): number {
   return Math.ceil(ms / 1000);
 }
 
-/** The items of a policy, named like `requests-10s`; throws what cannot be said in a header field. */
+/** The quotas of a policy as header fields show them, as in `requests-10s`. Throws if a field cannot express one. */
 export function itemsOf(policy: string, quotas: readonly Quota[], unit?: string): Item[] {
   if (!/^[ -~]*$/.test(unit ?? "")) throw new TypeError("a unit must be ASCII");
   const quotaUnit = unit === undefined ? "" : `;qu=${quoted(unit)}`;

@@ -1,4 +1,4 @@
-// The types that every guard's entry exports.
+// The types that every framework's guard exports.
 
 export type {
   Answer,

@@ -1,4 +1,4 @@
-// Decides about requests by policies, whatever the framework. What is said once is said here.
+// Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { askerOf, type Asking } from "../lines/asker.js";
 import { type Clock, isMistake } from "../commands/clock.js";
@@ -38,41 +38,41 @@ import { mistakeOf, outageLog, warn } from "./warning.js";
 export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
 
-/** What is said once, for all limits of a service. */
+/** Options for all limits of a service. */
 export interface GuardOptions<R> {
-  /** Whose quotas they are, of policies without a key of their own; the client's address if left out. */
+  /** The key of policies without one of their own: whose quotas they are. The client's address if left out. */
   key?: KeyOf<R> | undefined;
   /**
-   * While Redis is away: `open` lets requests pass, `closed` answers 503, `local` limits by the same policies in this
-   * process, each process by itself; on a cluster, requests that need a node that is away. `open` if left out.
+   * While Redis is away, `open` lets requests pass, `closed` answers 503, and `local` limits by the same policies
+   * within each process. On a cluster this concerns only requests that need a node that is away. `open` if left out.
    */
   fail?: "open" | "closed" | "local" | undefined;
   /**
-   * How long Redis may take to answer before it is away; 100 if left out. Time hardly counts in which this process was
-   * too busy to read the answer.
+   * Milliseconds that Redis may take to answer before it counts as away; 100 if left out. Time in which this process
+   * was too busy to read the answer hardly counts.
    */
   timeoutMs?: number | undefined;
-  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  /** For how long a refusal may be repeated without asking Redis; 0 if left out: then every request is asked for. */
   remember?: Window | undefined;
-  /** Begins each stored key; empty if left out. */
+  /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
   /**
-   * Is told of each decision, also of those that are made here, and of the policies that it was made by. One with
-   * `dryRun` is decided by itself.
+   * Called with each decision, also with those made in this process, and with the policies that it was made by. A
+   * policy with `dryRun` has a decision of its own.
    */
   onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
-  /** Is told of each request why it was not decided. */
+  /** Called for each request that could not be decided, with the reason. */
   onError?: ((error: Error) => void) | undefined;
-  /** Answers a request that is refused, with the fields of the answer, unless they are replaced. */
+  /** Makes the response to a refused request. The answer's fields are added, unless the response replaces them. */
   onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
   /**
-   * Is told why Redis is away from now on, or by undefined that it decides again; on a cluster, which node. Lines on the
-   * console if left out.
+   * Called with an error when Redis goes away, and with undefined when it decides again; on a cluster, with the name of
+   * the node. If left out, both are written to the console.
    */
   onOutage?: ((error: Error | undefined, node: string) => void) | undefined;
-  /** Instead of `fail`: lets a request pass, or answers it. */
+  /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
   onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
 
@@ -85,13 +85,13 @@ interface Visit {
   readonly isDryRun: boolean;
 }
 
-/** What a request has passed, the outermost first, and what its answer is told by. */
+/** The limits that a request has met, the outermost first, and the response that header fields are set on. */
 interface Passage {
   readonly visits: Visit[];
   readonly response: unknown;
 }
 
-/** Where a request carries it. */
+/** The property of a request that holds its passage. */
 const PASSAGE = Symbol("passage");
 
 interface Passing {
@@ -99,11 +99,11 @@ interface Passing {
 }
 
 /**
- * Limits the requests of a service. `R` is what its framework calls a request, `S` is what sets header fields, `H` is
- * what stands before the handler of a route, `M` before all.
+ * Limits the requests of a service. `R` is the framework's request, `S` the response that header fields are set on, `H`
+ * the middleware of a route, and `M` the middleware of the application.
  */
 export abstract class AnyGuard<R extends object, S, H, M = H> {
-  /** The limit of all requests. */
+  /** The limit of all requests, to be registered with the framework. */
   readonly middleware: M;
   readonly #own: PolicySet<R>;
   readonly #driver: Driver;
@@ -111,7 +111,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #local: Driver | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
-  /** What handlers name, by the names of their routes. */
+  /** Policies that handlers pass to `take`, by the route that names them. */
   readonly #taken = new Recent<PolicySet<R>>(1000);
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
@@ -140,31 +140,31 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.middleware = this.whole(this.handler(this.#own));
   }
 
-  /** What limits requests by policies. */
+  /** A middleware that limits requests by these policies. */
   protected abstract handler(policies: PolicySet<R>): H;
-  /** What limits the whole application. */
+  /** The middleware for the whole application, made from that of a route. */
   protected whole(handler: H): M {
     return handler as unknown as M;
   }
   /** The network address of the client. */
   protected abstract addressOf(request: R): string | undefined | null;
-  /** The method and the pattern of the route, if the framework tells it. */
+  /** The method and the pattern of the request's route, if the framework tells it. */
   protected abstract routeOf(request: R): string | undefined;
-  /** Whether the client has gone away without an answer. */
+  /** Whether the client has disconnected without a response. */
   protected abstract isGone(request: R, response: S | undefined): boolean;
-  /** Sets header fields, unless they are sent already. */
+  /** Sets header fields, unless they were sent already. */
   protected abstract tell(response: S, fields: Fields): void;
-  /** What sets them, where a request leads to it. */
+  /** The response of a request, where the framework links to it. */
   protected responseOf?(request: R): S | undefined;
 
-  /** A limit of one route, or of a router. */
+  /** A limit of a single route or router. */
   limit(policies: Policies<R> | Choose<R>): H {
     return this.handler(new PolicySet(policies, this.#setting, (request) => this.routeOf(request)));
   }
 
   /**
-   * Decides in a handler: by these policies, or those of the guard, each for this cost if one is named. The handler
-   * answers a request that is not allowed.
+   * Decides in a handler, by these policies or by those of the guard. `cost` replaces the cost of each of them. The
+   * handler itself responds to a request that is not allowed.
    */
   async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
     const set = policies === undefined ? this.#own : this.#setOf(request, policies);
@@ -175,9 +175,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /**
    * Settles what a request has really used, by the names of policies, whichever limit took it. Less than its cost is
-   * given back, as of the time when it was taken. More is counted even if that is over the limit. The last settled cost
-   * counts. Header fields that are not yet sent follow. A request that was not limited, or was refused, has nothing to
-   * settle.
+   * given back, as of the time when it was taken; more is counted even if that is over the limit. The last settled cost
+   * counts. Header fields that were not sent yet are updated. For a request that was not limited or was refused it does
+   * nothing. Rejects if the request has met no limit, or if a name or a cost is wrong.
    */
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
@@ -197,19 +197,21 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (passage.response !== undefined) this.tell(passage.response as S, this.standing(request));
   }
 
-  /** Gives back all leases. */
+  /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async close(): Promise<void> {
     await Promise.all([this.#driver.close(), this.#local?.close()]);
   }
 
-  /** The fields of a request that passed. A refusal has said what counts. */
+  /** The fields of a request that passed; none if it was refused, since the refusal has its own. */
   protected standing(request: R): Fields {
     const passage = (request as Passing)[PASSAGE];
     const isRefused = passage?.visits.some(({ asked, isDryRun }) => asked.givesBack && !isDryRun);
     return passage === undefined || isRefused ? {} : standingOf(passage);
   }
 
-  /** Decides about a request, and tells it what is left. One that is not allowed gets this answer. */
+  /**
+   * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
+   */
   protected async decide(
     request: R,
     response: S | undefined,
@@ -242,7 +244,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return { ...PASSES, fields };
   }
 
-  /** Policies that a handler names: those without a name have that of the route, where it is known. */
+  /** The set for policies that a handler passes. Those without a name are named after the route, if it is known. */
   #setOf(request: R, policies: Policies<R>): PolicySet<R> {
     const route = areNamed(policies) ? undefined : this.routeOf(request);
     const name = route ?? "";
@@ -254,7 +256,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return set;
   }
 
-  /** Asks for shares, those that only try by themselves. */
+  /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */
   #visit(passage: Passage, set: PolicySet<R>, shares: readonly PolicyShare[]): Visit[] {
     const parts = [shares.filter(({ policy }) => !policy.dryRun)];
     const met = passage.visits.flatMap(({ shares }) => shares);
@@ -277,7 +279,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return visits;
   }
 
-  /** Decides in this process what Redis could not. */
+  /** Decides in this process what Redis could not decide. */
   #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Decided | Error)[]> {
     this.#onError(error);
     for (const { driver, asked } of visits) void driver.giveBack(asked);
@@ -311,13 +313,16 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   #onError(error: Error): void {
     const { onError } = this.#options;
-    // That Redis is away was told when it began.
+    // `onOutage` has reported that Redis is away, so the console is not told again for each request.
     if (onError !== undefined) onError(error);
     else if (!isAway(error)) warn(error);
   }
 }
 
-/** What is decided of each visit, or why nothing is. All leave together. A mistake of the program is none of Redis. */
+/**
+ * Asks for all visits at once, and resolves to the decision on each, or the reason why there is none. A mistake of the
+ * program, such as a clock that throws, rejects instead: it must not be taken for an outage.
+ */
 function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
   return new Promise((resolve, reject) => {
     const all: (Decided | Error)[] = [];
@@ -343,7 +348,7 @@ function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
   return { allowed: false, status, fields: { ...fields, "Content-Type": type, ...own }, body };
 }
 
-/** Nothing counts a request twice in one key: no two policies of one name, or whose names and keys make one key. */
+/** Throws if two policies of a request have one name, or one stored key: it would be counted twice there. */
 function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
   for (const other of met) {
     if (other.policy.name === name)
@@ -357,7 +362,7 @@ function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: Policy
   }
 }
 
-/** Whom the limits further out count. */
+/** Whom the limits further out count this request for. Throws if they disagree. */
 function whoIn(request: object): string | undefined {
   let found: string | undefined;
   for (const { shares } of (request as Passing)[PASSAGE]?.visits ?? []) {
@@ -370,7 +375,7 @@ function whoIn(request: object): string | undefined {
   return found;
 }
 
-/** What was used of the shares of each visit. */
+/** The units used by name, sorted by visit and by position of the share. Throws for a name that no policy has. */
 function settlements(
   used: Readonly<Record<string, number>>,
   { visits }: Passage,
@@ -399,13 +404,13 @@ function applied(shares: readonly PolicyShare[], { rows }: Decided): AppliedPoli
   });
 }
 
-/** Gives back what every limit of a request has taken. Whoever is told so hears nothing of the figures. */
+/** Gives back what all limits of a request took. The answer is for a client that is gone, so it has no figures. */
 function release({ visits }: Passage): Answer {
   for (const { driver, asked } of visits) void driver.giveBack(asked);
   return merged({}, AWAY);
 }
 
-/** The items of all limits of a request, and how each stands. */
+/** The quotas of all limits of a request as header fields show them, and the verdict on each. */
 function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | undefined)[] } {
   const items: Item[] = [];
   const rows: (Verdict | undefined)[] = [];
@@ -417,7 +422,7 @@ function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | 
       for (let j = 0; j < own.length; j++) {
         const item = own[j] as Item;
         items.push(item);
-        // Leased units have the verdict of one quota, which its limit tells.
+        // A lease has the verdict of a single quota, which is found by its limit.
         const whole = verdicts?.length === own.length;
         rows.push(whole ? verdicts[j] : verdicts?.find(({ limit }) => limit === item.limit));
       }
@@ -426,7 +431,7 @@ function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | 
   return { items, rows };
 }
 
-/** What is left of all limits of a request; nothing if that is not known of any. */
+/** The header fields of all limits of a request; none if no verdict is known. */
 function standingOf({ visits }: Passage): Fields {
   const { items, rows } = standings(visits);
   return rows.some((row) => row !== undefined) ? standing(items, rows) : {};

@@ -1,4 +1,4 @@
-// At most so many at once, each for as long as a block of code runs.
+// Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { type Asker, askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock, processTime } from "../commands/clock.js";
@@ -14,47 +14,50 @@ import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/tick
 
 export interface HoldOptions {
   /**
-   * The place of a process that dies is free after this time, from `100ms`; `30s` if left out. All who hold places of a
-   * key name the same.
+   * The place of a process that dies is free after this time, at least `100ms`; `30s` if left out. All callers with the
+   * same key must name the same time.
    */
   for?: Window | undefined;
-  /** How long to wait for a place; 0 if left out, and then it is asked for once. */
+  /** Milliseconds to wait for a place; 0 if left out, and then it is asked for once. */
   timeoutMs?: number | undefined;
-  /** Ends the wait. Nothing stays taken. */
+  /** Ends the wait. A place that was taken is given back. */
   signal?: AbortSignal | undefined;
-  /** Is told the key, once, when a place could not be renewed for so long that another may hold it by now. */
+  /** Called once, with the key, if a place could not be renewed for so long that another may hold it by now. */
   onLate?: ((key: Key) => void) | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
-  /** Waits instead of a timer: for a test, which moves its clock here. */
+  /** Waits in place of a timer, for a test that moves its clock here. */
   sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
 
-/** A place that is held, or that was refused. */
+/** A place that is held, or the result of not getting one. */
 export interface Hold {
-  /** Whether there was a place, and it is not given back yet. */
+  /** Whether the place was taken and has not been released. */
   readonly held: boolean;
   /** Whether it could not be renewed for so long that another may hold it by now. */
   readonly late: boolean;
-  /** Gives the place back. It does not fail: if Redis is away, the place is free once `for` is over. */
+  /** Gives the place back. It never fails: if Redis is away, the place is free once `for` is over. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Redis is away if it does not answer. */
+/** Milliseconds without an answer after which Redis counts as away. */
 const TIMEOUT_MS = 1000;
 const SHORTEST_MS = 100;
-/** The longest of the first wait for a place, and of all. */
+/** The upper bounds of the first wait for a place and of any later one, in milliseconds. */
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
-/** Places that must be renewed in this time are renewed together. */
+/** Renewals that are due within this many milliseconds are sent together. */
 const TOGETHER_MS = 20;
 
 /**
- * Holds a place of a key, at most `limit` at once, until it is released: `await using place = await hold(...)`. Resolves
- * to one that is not `held` if none is free, and rejects if Redis does not answer. A place is renewed while it is held.
+ * Holds one of the `limit` places of a key until it is released, as by `await using place = await hold(...)`, and
+ * renews it while it is held. Resolves to a place that is not `held` if none is free. Rejects if Redis does not answer.
  */
 export function hold(client: Asking, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
-/** Holds a place of a key while this works, at most `limit` at once. If none is free it is called all the same. */
+/**
+ * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
+ * place that is not `held`.
+ */
 export function hold<T>(
   client: Asking,
   key: Key,
@@ -102,7 +105,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   const forMs = milliseconds(lasting);
   if (forMs < SHORTEST_MS) throw new RangeError("for must be at least 100ms");
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);
-  // A place that is held is renewed whatever the limit is by now.
+  // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
   const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
   const places = Places.of(client, clock);
   const now = clock === undefined ? realTime : checkedClock(clock);
@@ -117,7 +120,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   }
 }
 
-/** The places that are held by one client, with one timer. */
+/** The places that are held through one client by one clock. They share a timer. */
 class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
@@ -133,7 +136,7 @@ class Places {
     const ofClient = Places.#all.get(client) ?? new WeakMap<object, Places>();
     const places = ofClient.get(time) ?? new Places(client, clock);
     Places.#all.set(client, ofClient.set(time, places));
-    // No timer follows a clock that a test moves.
+    // A clock that a test moves fires no timer, so renewals that are due are sent here.
     if (places.#time !== processTime && places.now() >= places.#timerMs) places.#tick();
     return places;
   }
@@ -144,24 +147,24 @@ class Places {
     this.#time = clock ?? this.#asker.clock ?? processTime;
   }
 
-  /** The time in whole milliseconds; if a clock of the application fails, what it told last. */
+  /** The time in whole milliseconds. If the application's clock fails, it is the last time that the clock returned. */
   now(): number {
     try {
       this.#lastMs = Math.floor(this.#time());
     } catch {
-      // Who asks is told by the driver.
+      // The driver reads the clock too, and passes its error to the caller.
     }
     return this.#lastMs;
   }
 
-  /** The place has changed. */
+  /** Follows a place whose state has changed, or forgets it if it is over. */
   changed(place: HeldPlace): void {
     if (place.place.state === "over") this.#held.delete(place);
     else this.#held.add(place);
     this.#tickAt(place.place.dueMs);
   }
 
-  /** Waits for this, but no longer than for a reply. */
+  /** Waits for this, but no longer than the timeout. */
   async within(done: Promise<unknown>): Promise<void> {
     await this.#asker.ticks.within(done).catch(() => undefined);
   }
@@ -189,10 +192,10 @@ class Places {
 
 class HeldPlace implements Hold {
   readonly place: Place;
-  /** What holds the place, and what was asked for last. */
+  /** The request whose unit holds the place, and the latest request. */
   #old: Request | undefined;
   #new: Request | undefined;
-  /** What goes back at the end. */
+  /** Units that are on their way back when the place is over: `release` waits for these. */
   readonly #given: Promise<void>[] = [];
   #onOver: (() => void) | undefined;
   #released: Promise<void> | undefined;
@@ -215,7 +218,7 @@ class HeldPlace implements Hold {
     return this.place.isLate(this.places.now());
   }
 
-  /** Asks for the place. If it is aborted meanwhile, what the command takes goes back. */
+  /** Asks for the place. If the signal aborts before the answer comes, what the command takes is given back. */
   take(rules: Rules, signal: AbortSignal | undefined): Promise<void> {
     return new Promise((resolve, reject) => {
       const forget = onAbort(signal, (reason) => {
@@ -255,11 +258,11 @@ class HeldPlace implements Hold {
     });
   }
 
-  /** Does what follows from an event. */
+  /** Does what `Place` says. */
   follow(says: readonly Says[]): void {
     for (const say of says) {
       if (say === "take") this.#ask(this.renewing);
-      // What the application throws is none of those who wait for the same timer.
+      // An error thrown by `onLate` must not stop the other places that share this timer.
       else if (say === "late") later(0, () => this.onLate?.(this.key));
       else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
     }

@@ -16,43 +16,47 @@ import { Rules, tightest } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, duration, MAX_LIMIT, type Quotas, type Window } from "../commands/quota.js";
 
-/** How long a lease lasts if nothing else is said. */
+/** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
 
 export interface LeaseOptions {
-  /** All must allow a request, or nothing is counted in any. */
+  /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /** `log` if left out. */
   algorithm?: Algorithm | undefined;
   /**
-   * The largest lease of a key: so many units may be counted and not used, by each process. A hundredth of the smallest
-   * limit if left out; with 0 every request is asked for, unless a refusal is remembered.
+   * The largest lease of a key: so many units may be counted but not used, in each process. If left out, a hundredth of
+   * the smallest limit. With 0 every request is asked for, unless a refusal is remembered.
    */
   units?: number | undefined;
-  /** How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. What is left goes back. */
+  /**
+   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. Units that are left at its
+   * end are given back.
+   */
   for?: Window | undefined;
-  /** How old a refusal may be that is repeated without asking; `1s` if left out, with 0 none is. */
+  /** For how long a refusal may be repeated without asking Redis; `1s` if left out, and with 0 never. */
   remember?: Window | undefined;
-  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
-/** A limiter for hot keys and floods. */
+/** A limiter for keys with many requests, allowed or refused. */
 export interface Leases {
   /**
-   * Takes units: of the lease, or by asking the server. A negative cost gives units back, and 0 looks; both are asked
-   * for. The verdict of a request that is asked for has `taken` and `at`.
+   * Takes units from the lease, or asks the server. A negative cost gives units back and 0 takes none; both ask the
+   * server. The verdict has `taken` and `at` if the server was asked or a lease served it. Rejects if the cost is no
+   * integer, or if Redis does not answer.
    */
   take(key: Key, options?: { cost?: number | undefined }): Promise<Verdict>;
-  /** Gives back all leases, and waits until all that was sent is answered. Then requests are asked for one by one. */
+  /** Gives back all leases, and waits for the replies until the timeout. Later requests are asked for one by one. */
   close(): Promise<void>;
 }
 
 /**
- * Leases units of the keys that are asked for often, and remembers refusals. At most `units` of each key are counted
- * ahead; so at most that many more pass in a window, for each process, than the limits allow.
+ * Leases units of keys with many requests, and remembers refusals. In each process at most `units` of a key are counted
+ * ahead; so at most that many more than the limits allow can pass in a window, for each process.
  */
 export function leases(client: Asking, options: LeaseOptions): Leases {
   const {
@@ -80,12 +84,12 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
   };
 }
 
-/** Of a request of one share. */
+/** The verdict on a request of one share. */
 export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): Verdict {
   return { ...tightest(rows ?? []), taken: limited ? 0 : cost, at };
 }
 
-/** The units of a lease, if they make sense. */
+/** The units of a lease. Throws a `RangeError` unless they are an integer from 0 to `MAX_LIMIT`. */
 export function wholeUnits(units: number): number {
   if (!Number.isInteger(units) || units < 0 || units > MAX_LIMIT) {
     throw new RangeError(`the units of a lease must be an integer from 0 to ${MAX_LIMIT}`);

@@ -1,4 +1,4 @@
-// Policies: what a guard limits, and what that comes to for one request.
+// Policies: what a guard limits, and what each asks for a request.
 
 import { inspect } from "node:util";
 import { clientAddress } from "./address.js";
@@ -11,47 +11,47 @@ import { checkedQuotas, type Quota, type Quotas } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { mistakeOf, warnOnce } from "./warning.js";
 
-/** More rows the server refuses, which would be read as Redis being away. */
+/** The most rows of a command. The server refuses more, which would look as if Redis were away. */
 const MAX_ROWS = 64;
 
 export type MaybePromise<T> = T | PromiseLike<T>;
 
-/** Whose quotas they are. Undefined or null: the request is not limited. */
+/** Returns whose quotas a request uses. Undefined or null: the request is not limited. */
 export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
-/** What a client may take. */
+/** What a client may use. */
 export interface Policy<R = unknown> {
-  /** All must allow the request, or nothing is counted in any. */
+  /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /**
-   * Names the items of the header fields, as `requests-10s`, and begins the stored key. If left out: `requests`; of a
-   * route its method and path, as `GET /search`.
+   * Names the items of the header fields, as in `requests-10s`, and begins the stored key. If left out, `requests`; for
+   * a route its method and path, as in `GET /search`.
    */
   name?: string | undefined;
-  /** What is counted, if not requests. */
+  /** The unit that is counted, if not requests. */
   unit?: string | undefined;
-  /** `log` if left out, which never allows more than a limit in any span of its window. */
+  /** The default is `log`, which never allows more than a limit in any span of its window's length. */
   algorithm?: Algorithm | undefined;
   /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
   key?: KeyOf<R> | string | undefined;
-  /** Units that a request takes; 1 if left out, 0 takes nothing. */
+  /** Units that a request takes; 1 if left out. A request of 0 takes nothing. */
   cost?: number | ((request: R) => MaybePromise<number>) | undefined;
   /**
-   * How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. Limits of one
-   * policy must differ then, and `RateLimit` tells of the tightest alone.
+   * How many units of each key may be leased: counted ahead, and handed out without asking Redis. 0 if left out. With a
+   * lease the limits of the policy must differ, and `RateLimit` shows only the tightest.
    */
   lease?: number | undefined;
-  /** Decides and counts, and refuses nothing: hooks are told what it would. */
+  /** Decides and counts, but refuses nothing: `onDecision` is told what it would have done. */
   dryRun?: boolean | undefined;
 }
 
-/** Text is the quotas of a policy. */
+/** One policy or several. Text is the quotas of a policy. */
 export type Policies<R = unknown> = string | Policy<R> | readonly (string | Policy<R>)[];
 
-/** Chooses among policies that were made before. Undefined or null: the request is not limited. */
+/** Chooses the policies of a request, made beforehand. Undefined or null: the request is not limited. */
 export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
 
-/** A policy as it applies to a request. */
+/** A policy as it applied to a request. */
 export interface AppliedPolicy {
   readonly name: string;
   readonly quotas: readonly Quota[];
@@ -59,19 +59,19 @@ export interface AppliedPolicy {
   readonly key: string;
   readonly cost: number;
   readonly dryRun: boolean;
-  /** How each of its quotas stands; of leased units, the tightest. Undefined if Redis was away. */
+  /** The verdict on each quota, or on the tightest if a lease served the request. Undefined if Redis was away. */
   readonly verdicts: readonly Verdict[] | undefined;
 }
 
-/** What a request asks for by a policy. */
+/** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
   readonly policy: { readonly name: string; readonly items: readonly Item[]; readonly dryRun: boolean };
-  /** Whom the policy counts, if it tells requests apart. */
+  /** Whom the policy counts; undefined if it counts all together. */
   readonly who: string | undefined;
 }
 
-/** A policy that was checked. */
+/** A policy whose options were checked. */
 class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
@@ -81,7 +81,7 @@ class CheckedPolicy<R> {
   readonly #key: KeyOf<R> | string | undefined;
   readonly #cost: number | ((request: R) => MaybePromise<number>);
   readonly #begin: string;
-  /** Whether any request had a key. */
+  /** Whether any request has had a key. */
   #isUsed = false;
 
   constructor(policy: Policy<R>, unnamed: string, prefix: string) {
@@ -95,7 +95,7 @@ class CheckedPolicy<R> {
       lease = 0,
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
-    // A route has a space between its method and its path.
+    // The name of a route has a space between method and path.
     if (!(policy.name === undefined ? /^[ -~]+$/ : /^[!-~]+$/).test(name))
       throw new TypeError("the name of a policy must be ASCII without spaces");
     this.name = name;
@@ -111,14 +111,14 @@ class CheckedPolicy<R> {
     this.dryRun = dryRun === true;
   }
 
-  /** What a request asks for; nothing if it has no key. */
+  /** What a request asks for; undefined if it has no key. */
   share(request: R, whoOf: KeyOf<R>): MaybePromise<PolicyShare | undefined> {
     try {
       if (typeof this.#key === "string") return this.#withKey(request, this.#key, undefined);
       const who = (this.#key ?? whoOf)(request);
       return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
     } catch (error) {
-      // Another policy may be waiting for its key, which may fail too: each failure is awaited.
+      // If this were thrown, a key of another policy that fails later would be an unhandled rejection.
       return Promise.reject(error);
     }
   }
@@ -147,8 +147,8 @@ class CheckedPolicy<R> {
 }
 
 /**
- * A cost. The server would refuse others, which is read as Redis being away, and may let the request pass; one below 0
- * would give back what other requests took.
+ * Checks a cost. The server would refuse others, which looks as if Redis were away, and may let the request pass. A
+ * cost below 0 would give back what other requests took.
  */
 export function units(cost: number): number {
   if (!Number.isSafeInteger(cost) || cost < 0) {
@@ -159,23 +159,23 @@ export function units(cost: number): number {
   return cost;
 }
 
-/** What the policies of a guard, and those of its routes, go by. */
+/** The settings that the policies of a guard and of its routes share. */
 export interface Setting<R> {
   readonly key: KeyOf<R> | undefined;
-  /** Whom limits further out count. */
+  /** Whom the limits further out count this request for. */
   readonly outer: (request: R) => string | undefined;
   readonly addressOf: (request: R) => string | undefined | null;
   readonly prefix: string;
 }
 
-/** The policies of one limit: what a request asks for. */
+/** The policies of one limit. It tells what a request asks for. */
 export class PolicySet<R> {
-  /** Undefined where a function chooses. */
+  /** The policies; undefined if a function chooses them. */
   fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #policies: Policies<R> | Choose<R>;
   readonly #whoOf: KeyOf<R>;
   readonly #prefix: string;
-  /** Of a route. It names policies that have no name, from the first request on. */
+  /** Tells the route of a request, whose name policies without a name have from the first request on. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
   #texts = new Recent<CheckedPolicy<R>>(1000);
@@ -186,7 +186,8 @@ export class PolicySet<R> {
     { key, outer, addressOf, prefix }: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    // All that counts for an address is in one slot. Nothing that a user chooses is put in braces.
+    // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
+    // put in braces, as it could direct all load to one node.
     this.#whoOf = key ?? ((request) => outer(request) ?? `{${clientAddress(addressOf(request))}}`);
     this.#prefix = prefix;
     this.#policies = policies;
@@ -197,7 +198,7 @@ export class PolicySet<R> {
     this.fixed = this.#checkedList(policies);
   }
 
-  /** What a request asks for; nothing if it is not limited. */
+  /** What a request asks for; empty if it is not limited. */
   shares(request: R): MaybePromise<readonly PolicyShare[]> {
     if (typeof this.#policies !== "function") {
       if (this.#routeOf !== undefined) this.#nameFor(request, this.#policies);
@@ -209,7 +210,7 @@ export class PolicySet<R> {
       : this.sharesBy(chosen, request);
   }
 
-  /** What a request asks for by these policies. */
+  /** What a request asks for by the policies that were chosen. */
   sharesBy(chosen: Policies<R> | undefined | null, request: R): MaybePromise<readonly PolicyShare[]> {
     if (chosen === undefined || chosen === null) return [];
     if (this.#routeOf !== undefined) this.#nameFor(request, chosen);
@@ -222,12 +223,12 @@ export class PolicySet<R> {
     return Promise.all(shares as PromiseLike<PolicyShare | undefined>[]).then(present);
   }
 
-  /** Policies without a name have that of the route. */
+  /** Names policies without a name after the route of the request. */
   #nameFor(request: R, policies: Policies<R>): void {
     if (!areNamed(policies)) this.nameBy(this.#routeOf?.(request), policies);
   }
 
-  /** This route is limited by it. */
+  /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
   nameBy(route: string | undefined, policies = this.#policies): void {
     if (typeof policies === "function" || areNamed(policies)) return;
     if (route !== undefined && route === this.#name) return;
@@ -254,7 +255,7 @@ export class PolicySet<R> {
     return checked;
   }
 
-  /** Policies are checked once. */
+  /** The policy with its options checked. Each policy is checked only once. */
   #checked(policy: string | Policy<R>): CheckedPolicy<R> {
     const make = (policy: Policy<R>) => new CheckedPolicy(policy, this.#name ?? "requests", this.#prefix);
     if (typeof policy === "string") {
@@ -270,7 +271,7 @@ export class PolicySet<R> {
   }
 }
 
-/** Whether each of them says its name. */
+/** Whether all of these policies have a name. */
 export function areNamed<R>(policies: Policies<R>): boolean {
   return listOf(policies).every(
     (policy) => typeof policy === "object" && (policy as Policy | null)?.name !== undefined,

@@ -1,4 +1,4 @@
-// What the console is told.
+// What is written to the console.
 
 import { knownError } from "../lines/errors.js";
 import type { OnOutage } from "./driver.js";
@@ -10,7 +10,7 @@ const CONSEQUENCES = {
   onAway: "onAway answers requests",
 };
 
-/** Tells that Redis is away, what follows and what a person can do, and that it is back. */
+/** Reports that Redis is away, what follows and what to do about it, and that it is back. */
 export function outageLog(fail: keyof typeof CONSEQUENCES): OnOutage {
   return (error, node) => {
     const redis = node === "" ? "Redis" : `Redis at ${node}`;
@@ -21,32 +21,32 @@ export function outageLog(fail: keyof typeof CONSEQUENCES): OnOutage {
 
 function reasonOf(error: Error): string {
   const { message, code } = error as Error & { code?: string };
-  // A name with several addresses has several errors, and no message.
+  // The error for a host with several addresses has no message: it holds one error for each address.
   const reason = message || (code ?? error.name);
   const log = knownError(error)?.log;
-  // Of an unknown command the server quotes the words, and so the key of a user.
+  // In the reply to an unknown command the server quotes its arguments, which include a user's key.
   return log === undefined ? reason : `${log} (${reason.split(", with args", 1)[0]})`;
 }
 
-/** What was said once. */
+/** The warnings that were written. */
 const said = new Set<string>();
 
-/** Says this once, however many requests meet it. */
+/** Writes a warning once, however many requests cause it. */
 export function warnOnce(text: string): void {
   if (said.has(text) || said.size >= 1000) return;
   said.add(text);
   console.warn(text);
 }
 
-/** A mistake of the program that no start shows: said once, since frameworks answer 500 and may log nothing. */
+/** A mistake in the program that a request reveals. The console is told, as a framework may answer 500 silently. */
 export function mistakeOf(text: string): TypeError {
   warnOnce(text);
   return new TypeError(text);
 }
 
-// Errors of requests: at most one warning a second, however many requests and middlewares the process has.
+// Errors of requests: at most one warning a second in the process, however many requests and guards have them.
 
-/** Requests since the last warning, and why the last of them could not ask. */
+/** The requests since the last warning that could not be decided, and the latest reason. */
 let requests = 0;
 let reason = "";
 /** Whether the last warning is less than a second old. */

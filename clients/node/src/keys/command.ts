@@ -1,16 +1,16 @@
-// What is sent for requests, and what is answered.
+// The commands that are sent for requests, and how their replies are read.
 
 import { type Decision, type Key as Name, prefixed, rl, type Words, wordsOf } from "../commands/commands.js";
 import type { Key } from "./key.js";
 import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
 
-/** What a command is beside its shares. */
+/** Settings of a command besides its shares. */
 interface CommandOptions {
-  /** That it is in flight for, with `size` units more. */
+  /** The key that is in flight until the reply comes, and the units that are asked for beyond the cost. */
   key?: Key | undefined;
   size?: number;
-  /** As of when it gives back. */
+  /** The time as of which units are given back. */
   at?: number | undefined;
   force?: boolean;
 }
@@ -24,9 +24,9 @@ export class Command {
 
   constructor(
     readonly shares: readonly Share[],
-    /** Undefined if no reply is awaited. */
+    /** The request that the reply decides on; undefined if no reply is awaited. */
     readonly request?: Request,
-    /** Which of the request's shares these are. */
+    /** The positions of these shares in the request. */
     readonly indices: readonly number[] = [],
     { key, size = 0, at, force = false }: CommandOptions = {},
   ) {
@@ -36,19 +36,20 @@ export class Command {
     this.force = force;
   }
 
-  /** Whether it corrects what is counted of its request. */
+  /** Whether this command corrects what is counted of its request. */
   get settles(): boolean {
     return this.request !== undefined && (this.force || this.at !== undefined);
   }
 
-  // Of one unit by one quota the single command tells all, and is cheaper.
+  // A single command is cheaper than RL.ALL, and its reply says enough about one unit by one quota. A lease needs it
+  // for PARTIAL, which RL.ALL does not have. Where no reply is awaited either will do.
   get #isSingle(): boolean {
     if (this.size > 0 || this.shares.length > 1 || this.settles) return this.size > 0;
     const [share] = this.shares as [Share];
     return this.request === undefined || (share.cost === 1 && share.rules.quotas.length === 1);
   }
 
-  /** What is sent, to decide as of `at` unless it gives back. */
+  /** The command as words. It decides as of `now`, unless it names its own time; without both, at the server's time. */
   words(prefix: Name = "", now?: number): Words {
     const at = this.at ?? now;
     if (!this.#isSingle) return this.#rows(prefix, at);
@@ -71,7 +72,7 @@ export class Command {
     return words;
   }
 
-  /** What the reply says. */
+  /** Reads the reply to this command. Throws if it is malformed. */
   read(reply: unknown): Decision {
     if (!this.#isSingle) return rl.all.transformReply(reply as never);
     const row = rl.log.transformReply(reply as never);
@@ -82,7 +83,7 @@ export class Command {
 
 /** What follows from an event. */
 export class Step {
-  /** To send, in this order: those to one node leave together. */
+  /** Commands to send in this order. Those to the same node leave in one write. */
   readonly commands: Command[] = [];
   readonly answers: [request: Request, answer: Answer | Error][] = [];
 }

@@ -1,5 +1,5 @@
-// The keys of one process, and the requests that ask for units of them. Pure: told of time and events, it says what to
-// send and what to answer. The rules are those of clients/porting.md, the cases those of clients/local.json.
+// The keys of a process, and the requests for units of them. Pure: it is told of the time and of events, and returns
+// what to send and what to answer. Its rules are in clients/porting.md, its test cases in clients/local.json.
 
 import { isUtf8 } from "node:buffer";
 import type { Decision, Key as Name, Verdict } from "../commands/commands.js";
@@ -14,19 +14,19 @@ const MAX_KEYS = 10_000;
 const LONGEST_BYTES = 256;
 
 export interface Settings {
-  /** How old a refusal may be that is repeated. */
+  /** For how many milliseconds a refusal may be repeated. */
   readonly rememberMs: number;
   readonly maxKeys?: number | undefined;
-  /** The slot of a key, on a cluster. */
+  /** The hash slot of a key; undefined without a cluster. */
   readonly slotOf?: ((key: Name) => number) | undefined;
 }
 
-/** Tells what to send and what to answer. Of the keys it remembers those that were used last. */
+/** Decides which commands to send and what to answer. It remembers the keys that were used most recently. */
 export class Keys {
   readonly #rememberMs: number;
   readonly #slotOf: ((key: Name) => number) | undefined;
   readonly #keys: Recent<Key>;
-  /** When leases end, the next first. They may have been used up, or have gone back, before. */
+  /** Leases by when they end, the next first. A lease may have been used up or given back before that. */
   #ends: { key: Key; lease: Lease }[] = [];
   #isClosed = false;
 
@@ -36,7 +36,7 @@ export class Keys {
     this.#keys = new Recent(maxKeys);
   }
 
-  /** What a request of one share is told without asking, if that is known. It is a quicker `take`. */
+  /** The verdict on a request of one share if it needs no command: a shorter way than `take`. */
   known(nowMs: number, share: Share): Verdict | undefined {
     const key = this.#used(share);
     if (key === undefined) return undefined;
@@ -49,7 +49,7 @@ export class Keys {
     return rows && tightest(rows);
   }
 
-  /** A request comes. */
+  /** Starts a request. */
   take(nowMs: number, request: Request): Step {
     const step = new Step();
     const { shares } = request;
@@ -74,7 +74,7 @@ export class Keys {
     return step;
   }
 
-  /** Whether refusals are remembered that hold. Then no share is asked for. */
+  /** Whether a remembered refusal applies to any share. Then nothing is asked for. */
   #refuse(nowMs: number, request: Request, keys: readonly (Key | undefined)[]): boolean {
     for (let index = 0; index < keys.length; index++) {
       const key = keys[index];
@@ -88,7 +88,7 @@ export class Keys {
     return request.givesBack;
   }
 
-  /** Whether a share is served from a lease, waits, or is asked for with a lease. */
+  /** Whether a share is served from a lease, waits for a reply, or is asked for along with a new lease. */
   #takeLeased(nowMs: number, request: Request, index: number, known: Key | undefined, step: Step): boolean {
     const share = request.shares[index] as Share;
     const { rules, cost } = share;
@@ -117,7 +117,7 @@ export class Keys {
     request.note(index, [lease.serve(nowMs, cost)], cost, lease.at, lease);
   }
 
-  /** With a lease of this size. What is left of the one before goes back first. */
+  /** Asks for a share along with a lease of this size. What is left of the previous lease is given back first. */
   #ask(key: Key, request: Request, index: number, size: number, step: Step): void {
     this.#endLease(key, step);
     const share = request.shares[index] as Share;
@@ -127,7 +127,7 @@ export class Keys {
     step.commands.push(command);
   }
 
-  /** The reply to a command that awaits one, or the error with which it has failed. */
+  /** Takes the reply to a command that awaits one, or the error that it failed with. */
   reply(nowMs: number, command: Command, reply: Decision | Error): Step {
     const step = new Step();
     const { key } = command;
@@ -160,7 +160,7 @@ export class Keys {
     }
   }
 
-  /** What was decided of shares as a whole; returns what refuses the last of them. */
+  /** Notes the decision on a command's shares. Returns the refusal of the last share, if that was refused. */
   #note(nowMs: number, request: Request, command: Command, reply: Decision, step: Step): Refusal | undefined {
     const { limited, at, rows } = reply;
     let refusal: Refusal | undefined;
@@ -178,7 +178,7 @@ export class Keys {
     return refusal;
   }
 
-  /** The newest reply counts: if it allows, nothing is remembered. */
+  /** The newest reply counts: if it allows the share, an older refusal of the key is forgotten. */
   #remember(nowMs: number, share: Share, refusal: Refusal | undefined, step: Step): void {
     if (refusal !== undefined && nowMs < refusal.untilMs && !isLong(share.key)) {
       (this.#used(share) ?? this.#remembered(nowMs, share, step)).refusal = refusal;
@@ -187,7 +187,7 @@ export class Keys {
     }
   }
 
-  /** Of what was taken beyond the cost those are served who waited. The rest is the lease. */
+  /** The units taken beyond the cost serve the requests that waited for the reply; what is left is the lease. */
   #deal(nowMs: number, key: Key, command: Command, reply: Verdict, step: Step): void {
     const request = command.request as Request;
     const [index, share] = [command.indices[0] as number, command.shares[0] as Share];
@@ -202,7 +202,7 @@ export class Keys {
       key.refusal = undefined;
       this.#answerIfWhole(nowMs, request, step);
     } else if (share.cost === 1) {
-      // Of one unit the wait is its own.
+      // With PARTIAL the reply's wait is for one unit, so it answers only a request of cost 1.
       refusal = new Refusal(1, [reply], nowMs, this.#rememberMs);
       request.note(index, [reply], 0);
       this.#remember(nowMs, share, refusal, step);
@@ -226,7 +226,10 @@ export class Keys {
     this.#ends.splice(i, 0, { key, lease });
   }
 
-  /** Serves or refuses the requests that waited for a reply, or asks for them. */
+  /**
+   * Serves or refuses the requests that waited for a reply. For those that are left it asks again, with a lease that is
+   * large enough for all of them.
+   */
   #serveWaiting(nowMs: number, key: Key, refusal: Refusal | undefined, step: Step): void {
     const { waiting } = key;
     key.waiting = [];
@@ -252,7 +255,7 @@ export class Keys {
     this.#ask(key, ...first, key.size(nowMs) + more, step);
   }
 
-  /** When all its shares are. If any refuses, what the others took goes back. */
+  /** Answers a request once all its shares are decided. If any is refused, what the others took is given back. */
   #answerIfWhole(nowMs: number, request: Request, step: Step): void {
     if (request.givesBack) {
       this.#giveBack(nowMs, request, step);
@@ -267,7 +270,7 @@ export class Keys {
     step.answers.push([request, answer.limited ? answer : (request.error ?? answer)]);
   }
 
-  /** Nobody wants what it took or takes: it is cancelled, refused further in, or does not pass undecided. */
+  /** Gives back what a request took or takes: it is cancelled, refused by another limit, or could not be decided. */
   giveBack(nowMs: number, request: Request): Step {
     const step = new Step();
     if (!request.givesBack) {
@@ -277,7 +280,7 @@ export class Keys {
     return step;
   }
 
-  /** What is counted, once: to its lease if that is there, else as of its time. */
+  /** Gives back each counted unit once: to its lease if that still exists, else to the server as of its own time. */
   #giveBack(nowMs: number, { shares, noted }: Request, step: Step): void {
     const back = new Parts<Share>();
     for (let index = 0; index < shares.length; index++) {
@@ -303,15 +306,15 @@ export class Keys {
     for (const share of shares) this.forget(share);
   }
 
-  /** A refusal of a key may be over: units went back to it. */
+  /** Forgets the refusal of a key, which may be over because units were given back. */
   forget(share: Share): void {
     const key = this.#peek(share);
     if (key !== undefined) key.refusal = undefined;
   }
 
   /**
-   * Corrects what is counted of shares, by their index, to what was used. It is answered when all replies are in. What
-   * goes back is forgotten before it is sent: it is not sent again.
+   * Corrects what is counted of shares, named by position, to what was used. The answer comes after all replies. Units
+   * are removed from the record before they are sent back, so that they are never sent back twice.
    */
   settle(request: Request, used: ReadonlyMap<number, number>): Step {
     const step = new Step();
@@ -329,10 +332,10 @@ export class Keys {
       const share = request.shares[index] as Share;
       const slot = this.#slot(share.key);
       let more = units - noted.units;
-      // What is left of it does not go back to the lease.
+      // Once settled, what is left of the units goes back to the server, and no longer to the lease.
       if (more !== 0) noted.lease = undefined;
       while (more < 0) {
-        // The newest go back first.
+        // The newest units go back first.
         const newest = noted.counted.at(-1) as { at: number; units: number };
         const given = Math.min(newest.units, -more);
         newest.units -= given;
@@ -372,14 +375,14 @@ export class Keys {
         if (force) noted.count(cost, reply.at);
       }
     }
-    // It was refused further in meanwhile.
+    // While the settlement was in flight the request was given back.
     if (request.givesBack) this.#giveBack(nowMs, request, step);
     if (request.settling > 0) return;
     if (request.next !== undefined) this.#settle(request, step);
     else step.answers.push([request, request.error ?? request.answer()]);
   }
 
-  /** What is known of a key, which is used now. */
+  /** The state of a key, which becomes the most recently used. */
   #used({ key, rules }: Share): Key | undefined {
     if (rules.units === 0 && this.#rememberMs === 0) return undefined;
     return this.#keys.get(nameOf(rules, key));
@@ -390,7 +393,7 @@ export class Keys {
     return this.#keys.peek(nameOf(rules, key));
   }
 
-  /** A key from now on. Another is forgotten if there are too many. */
+  /** Starts to remember a key. If there are too many, the least recently used is forgotten and its lease given back. */
   #remembered(nowMs: number, { key: name, rules }: Share, step: Step): Key {
     const key = new Key(name, rules, nowMs);
     const leaving = this.#keys.put(nameOf(rules, name), key);
@@ -410,7 +413,7 @@ export class Keys {
     this.#sendBack([{ key: name, rules, cost: -units }], lease.at, step);
   }
 
-  /** Ends the leases whose time is over. */
+  /** Gives back the leases that have ended by now. */
   tick(nowMs: number): Step {
     const step = new Step();
     const later = this.#ends.findIndex(({ lease }) => lease.endsMs > nowMs);
@@ -420,7 +423,7 @@ export class Keys {
     return step;
   }
 
-  /** When the next tick is due, if any is. */
+  /** When the next lease ends, if there is one. */
   get nextTickMs(): number | undefined {
     return this.#ends[0]?.lease.endsMs;
   }
@@ -434,13 +437,13 @@ export class Keys {
     return step;
   }
 
-  /** On one server all keys are in one. */
+  /** The hash slot of a key. Without a cluster all keys count as one slot. */
   #slot(key: Name): number {
     return this.#slotOf?.(key) ?? 0;
   }
 }
 
-/** What goes into one command each: by slot and time. */
+/** Sorts parts into groups by slot and time, each of which is one command. */
 class Parts<T> {
   readonly all: { slot: number; at: number | undefined; parts: T[] }[] = [];
 
@@ -451,17 +454,17 @@ class Parts<T> {
   }
 }
 
-// No text of valid UTF-8 begins with this.
+// A lone surrogate: text decoded from valid UTF-8 never begins with it, so keys of other bytes have names of their own.
 const BYTES = "\ud800";
 
-/** A key by its rules as text: one text for the same bytes. */
+/** The name that a key with its rules is remembered by: the same for the same bytes, as text or as a Buffer. */
 function nameOf({ id }: Rules, key: Name): string {
   if (typeof key === "string") return id + key;
   return id + (isUtf8(key) ? key.toString() : BYTES + key.toString("latin1"));
 }
 
-/** Names that are remembered are short, so that memory is bounded. */
+/** Whether a key is too long to be remembered. Names are kept short so that memory is bounded. */
 function isLong(key: Name): boolean {
-  // No character has more than three bytes for each of its units.
+  // A UTF-16 code unit takes at most three bytes in UTF-8, so the bytes of a short key need not be counted.
   return 3 * key.length > LONGEST_BYTES && Buffer.byteLength(key) > LONGEST_BYTES;
 }

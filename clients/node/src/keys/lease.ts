@@ -1,9 +1,9 @@
-// What a process knows of a key without asking: units that it has, and that the key refuses.
+// What lets a process answer for a key without asking the server: units that it holds, or a refusal.
 
 import type { Verdict } from "../commands/commands.js";
 import { refusalOf, type Rules } from "./rules.js";
 
-/** Units that are counted and not yet used. */
+/** Units that are counted in Redis but not yet used. */
 export class Lease {
   left: number;
   granted: number;
@@ -12,7 +12,7 @@ export class Lease {
   readonly #reply: Verdict;
   readonly #repliedMs: number;
 
-  /** Of the reply to `PARTIAL`. */
+  /** Made from the reply to a command with `PARTIAL`. */
   constructor(reply: Verdict, left: number, nowMs: number, forMs: number) {
     this.left = this.granted = left;
     this.at = reply.at ?? 0;
@@ -21,7 +21,7 @@ export class Lease {
     this.#repliedMs = nowMs;
   }
 
-  /** Takes units of it. */
+  /** Takes units of the lease, of which there must be enough. */
   serve(nowMs: number, cost: number): Verdict {
     this.left -= cost;
     const { limit, remaining, resetAfterMs } = this.#reply;
@@ -38,12 +38,12 @@ export class Lease {
   }
 }
 
-/** A refusal that is repeated. */
+/** A refusal that may be repeated without asking the server. */
 export class Refusal {
   readonly untilMs: number;
   readonly #isHopeless: boolean;
 
-  /** Requests of this cost and more are refused. */
+  /** Requests of at least this cost are refused. */
   constructor(
     readonly cost: number,
     readonly rows: readonly Verdict[],
@@ -55,12 +55,15 @@ export class Refusal {
     this.untilMs = repliedMs + Math.min(rememberMs, waitMs ?? Infinity);
   }
 
-  /** Whether a request of this cost is refused likewise. */
+  /**
+   * Whether a request of this cost gets the same refusal. One that costs more than a limit is refused for ever, so it
+   * never shares a refusal with one that a wait helps.
+   */
   holdsFor(rules: Rules, cost: number): boolean {
     return cost >= this.cost && cost > rules.smallestLimit === this.#isHopeless;
   }
 
-  /** The refusal with the waits that are left. */
+  /** The refusal's rows with the waits that are left. */
   tell(nowMs: number): readonly Verdict[] {
     const goneMs = nowMs - this.repliedMs;
     return this.rows.map((row) => ({
@@ -71,7 +74,7 @@ export class Refusal {
   }
 }
 
-/** What is left of a wait. A reply is noted as late as it may be, so less than nothing may have gone since. */
+/** What is left of a wait. Replies are noted with a time that is rounded up, so the time gone since may be below 0. */
 function less(waitMs: number, goneMs: number): number {
   return Math.max(waitMs - Math.max(goneMs, 0), 0);
 }

@@ -1,20 +1,20 @@
-// A place of a key, which a block of code holds. Pure: told of time and events, it says what to do. The rules are those of
-// clients/porting.md.
+// A place that a block of code holds. Pure: it is told of the time and of events, and returns what to do. Its rules are
+// in clients/porting.md.
 
 /**
- * What follows: a unit is asked for; that which holds the place, or that which was asked for last, is given back; or the
- * place is not certain any more, which is told once.
+ * "take": ask for a unit. "give back old": give back the unit that holds the place. "give back new": give back the unit
+ * that was asked for last. "late": another may hold the place by now; this is said once.
  */
 export type Says = "take" | "give back old" | "give back new" | "late";
 
 /**
- * A place, from asking for it to its end. It is one unit of a log, and so is free by itself after `forMs`. To renew it,
- * another unit is taken first, and the old one given back once that is there: so the place is never without one.
+ * A place, from asking for it to its end. It is one unit of a log, so it is free by itself after `forMs` milliseconds.
+ * To renew it, another unit is taken, and only then the old one is given back: so the place always has a unit.
  */
 export class Place {
   state: "asked" | "gone" | "held" | "renewing" | "ending" | "over" = "asked";
   readonly #forMs: number;
-  /** When the unit that is on its way was asked for. */
+  /** When the latest unit was asked for. */
   #askedMs: number;
   #renewMs = Infinity;
   #overMs = Infinity;
@@ -33,7 +33,7 @@ export class Place {
     return state === "ending" ? this.#over("give back old", "give back new") : [];
   }
 
-  /** No unit is free, or it is not known whether one was taken: then that is free after `forMs`. */
+  /** No unit was free, or no reply came: then a unit may have been taken, and is free after `forMs`. */
   failed(nowMs: number): Says[] {
     const { state } = this;
     if (state === "renewing") {
@@ -41,12 +41,12 @@ export class Place {
       this.#renewMs = nowMs + part(this.#forMs, 12);
     }
     if (state === "asked") return this.#over();
-    // Should the reply come yet, the unit goes back.
+    // A unit that is taken after all, if the reply is yet to come, is given back.
     if (state === "gone") return this.#over("give back new");
     return state === "ending" ? this.#over("give back old") : [];
   }
 
-  /** The block is over. */
+  /** The block of code has ended. */
   end(): Says[] {
     if (this.state === "held") return this.#over("give back old");
     if (this.state === "asked") this.state = "gone";
@@ -68,13 +68,13 @@ export class Place {
     return says;
   }
 
-  /** When the next tick is due; for ever if none is. */
+  /** When the next tick is due; Infinity if none is. */
   get dueMs(): number {
     if (!this.#isHeld) return Infinity;
     return Math.min(this.state === "held" ? this.#renewMs : Infinity, this.#isLate ? Infinity : this.#overMs);
   }
 
-  /** Whether it was ever not renewed for so long that another may have held it since. */
+  /** Whether the place was ever left without renewal for so long that another may have held it since. */
   isLate(nowMs: number): boolean {
     return this.#isLate || (this.#isHeld && nowMs >= this.#overMs);
   }

@@ -1,34 +1,34 @@
-// A request, and what is noted of it.
+// A request, and what is recorded of it.
 
 import type { Verdict } from "../commands/commands.js";
 import type { Lease } from "./lease.js";
 import { refusalOf, refuses, type Share } from "./rules.js";
 
-/** What a request is told. */
+/** The answer to a request. */
 export interface Answer {
   limited: boolean;
-  /** The longest wait of the shares that refuse. Null also if no wait helps. */
+  /** The longest wait of the shares that are refused, in milliseconds. Null if none is, or if no wait helps. */
   retryAfterMs: number | null;
-  /** As of when it was decided; of several commands, by the first share's. */
+  /** The time of the decision, in Unix milliseconds; if several commands decided, that of the first reply. */
   at: number;
-  /** Of each share those of its quotas, of a lease its tightest; undefined where nothing is known. */
+  /** The verdicts on each share's quotas, or a lease's verdict on the tightest; undefined if nothing is known. */
   rows: (readonly Verdict[] | undefined)[];
 }
 
-/** Units that are counted, and as of when. */
+/** Units that were counted together, and the time as of which they were. */
 interface Counted {
   readonly at: number;
   units: number;
 }
 
-/** What is noted of one share of a request. */
+/** What is recorded of one share of a request. */
 export class Noted {
   rows: readonly Verdict[] | undefined;
-  /** The newest last. */
+  /** The units counted for the share, in the order in which they were. */
   readonly counted: Counted[] = [];
-  /** The lease that the units are of. */
+  /** The lease that served the share. */
   lease: Lease | undefined;
-  /** Units that it took and gave back. */
+  /** Units that were counted and have been given back. */
   returned = 0;
 
   get units(): number {
@@ -44,19 +44,19 @@ export class Noted {
   }
 }
 
-/** Shares that are taken together, all or nothing. */
+/** Shares that are taken together, all or none. */
 export class Request {
   readonly noted: readonly Noted[];
   at = 0;
-  /** Shares that are not answered yet. */
+  /** The number of shares that are not yet decided. */
   missing: number;
   error: Error | undefined;
-  /** Whether what it took goes back, and what comes. */
+  /** Whether everything this request took, or still takes, is given back. */
   givesBack = false;
-  /** Replies that are to come of its settling, and what is to be settled after that: units by share. */
+  /** The number of replies that a settlement waits for, and the units by share to settle after that. */
   settling = 0;
   next: Map<number, number> | undefined;
-  /** Who is told the answer. */
+  /** Called with the answer. */
   told: ((answer: Answer | Error) => void) | undefined;
 
   constructor(readonly shares: readonly Share[]) {
@@ -64,7 +64,7 @@ export class Request {
     this.missing = shares.length;
   }
 
-  /** A share is answered, and so many units of it are counted. */
+  /** Records the verdicts on a share, and the units that were counted for it. */
   note(index: number, rows: readonly Verdict[], units: number, at?: number, lease?: Lease): void {
     const noted = this.noted[index] as Noted;
     noted.rows = rows;
@@ -75,13 +75,13 @@ export class Request {
     if (units > 0) noted.count(units, at);
   }
 
-  /** How a share stands. */
+  /** The verdicts on a share, as they stand after what was given back. */
   standing(index: number): readonly Verdict[] | undefined {
     const { rows, returned } = this.noted[index] as Noted;
     return returned > 0 ? without(rows, returned) : rows;
   }
 
-  /** Of the shares that are answered. A refused request costs nothing: the figures are those without it. */
+  /** The answer from the decided shares. A refused request costs nothing, so its figures are those without it. */
   answer(): Answer {
     let limited = false;
     let waitMs: number | null = 0;
@@ -89,7 +89,7 @@ export class Request {
       if (rows === undefined || !refuses(rows)) continue;
       limited = true;
       const ms = refusalOf(rows);
-      // That no wait helps is the longest.
+      // Null means that no wait helps, and is longer than any wait.
       waitMs = waitMs === null || ms === null ? null : Math.max(waitMs, ms);
     }
     const rows = this.noted.map((noted) => (limited ? without(noted.rows, noted.units) : noted.rows));
@@ -97,7 +97,7 @@ export class Request {
   }
 }
 
-/** The figures when what a request took is back. */
+/** The rows as they are once these units are given back. */
 function without(rows: readonly Verdict[] | undefined, units: number): readonly Verdict[] | undefined {
   return units > 0 ? rows?.map((row) => ({ ...row, remaining: row.remaining + units })) : rows;
 }

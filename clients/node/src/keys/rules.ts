@@ -1,4 +1,4 @@
-// How keys are counted, and what is asked of them.
+// How keys are counted, and what a request asks of them.
 
 import type { Algorithm, Key as Name, Row, Verdict } from "../commands/commands.js";
 import { milliseconds, type Quota } from "../commands/quota.js";
@@ -6,19 +6,19 @@ import { milliseconds, type Quota } from "../commands/quota.js";
 /** The largest cost that the commands accept. */
 export const MAX_COST = Number.MAX_SAFE_INTEGER;
 
-/** Rules with the same algorithm and quotas have the same keys. */
+/** Short ids by algorithm and quotas: rules that agree in both count in the same keys, so they have the same id. */
 const ids = new Map<string, string>();
 
-/** How a key is counted, and how many units of it are leased. */
+/** How a key is counted, and how many units of it may be leased. */
 export class Rules {
   readonly forMs: number;
   readonly smallestLimit: number;
-  /** Begins the names of its keys. */
+  /** The id of the rules, with which the remembered names of their keys begin. */
   readonly id: string;
-  /** Of each quota what a row of RL.ALL says. */
+  /** The algorithm, limit and window of each quota, as a row of RL.ALL has them. */
   readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
-  /** Leases of at most `units` last for `forMs`, at most for a twentieth of the shortest window. */
+  /** `units` is the largest lease. A lease lasts for `forMs`, but at most for a twentieth of the shortest window. */
   constructor(
     readonly algorithm: Algorithm,
     readonly quotas: readonly Quota[],
@@ -31,7 +31,7 @@ export class Rules {
     this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));
     const text = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
     let id = ids.get(text);
-    // Those who make rules for each request go without short ones in the end.
+    // A program that makes new rules for each request would fill the table for ever, so later rules have long ids.
     if (id === undefined && ids.size < 10_000) ids.set(text, (id = `${ids.size} `));
     this.id = id ?? `${text} `;
   }
@@ -44,7 +44,7 @@ export interface Share {
   readonly cost: number;
 }
 
-/** A row for each quota of a key. */
+/** The rows of RL.ALL for a share: one for each quota. */
 export function rowsOf({ key, rules: { algorithm, quotas }, cost }: Share): Row[] {
   return quotas.map(([limit, window]) => ({ key, algorithm, limit, window, cost }));
 }
@@ -53,7 +53,7 @@ export function refuses(rows: readonly Verdict[]): boolean {
   return rows.some(({ limited }) => limited);
 }
 
-/** The longest wait of the rows that refuse; null, which is longer than any, if no wait helps. */
+/** The longest wait in milliseconds of the rows that refuse. Null, longer than any wait, if no wait helps. */
 export function refusalOf(rows: readonly Verdict[]): number | null {
   let longest = 0;
   for (const { limited, retryAfterMs } of rows) {
@@ -63,7 +63,7 @@ export function refusalOf(rows: readonly Verdict[]): number | null {
   return longest;
 }
 
-/** The verdict that a single command would give: of those that refuse the longest wait, else the fewest units. */
+/** The verdict that a single command would give: the refusal with the longest wait, or else the fewest units. */
 export function tightest(rows: readonly Verdict[]): Verdict {
   const limited = refuses(rows);
   const wait = ({ retryAfterMs }: Verdict) => retryAfterMs ?? Infinity;

@@ -1,4 +1,4 @@
-// Who is asked: a client, or a stand-in for one.
+// What commands are sent through: a client of Redis, or a stand-in for one.
 
 import { type Clock, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
@@ -7,30 +7,30 @@ import { type Asked, connectionsOf } from "./connections.js";
 import type { RedisClient } from "./source.js";
 import { Ticks } from "./ticks.js";
 
-/** Sends the words of a command, and resolves to its reply as it is: what stands in for a client in a test. */
+/** Stands in for a client in a test: sends the words of a command, and resolves to its reply as it came. */
 export interface Sender {
   send(words: Words): Promise<unknown>;
 }
 
-/** A client of node-redis or ioredis, of which connections of one's own are made, or a limiter in memory. */
+/** A client of node-redis or ioredis, from which the package makes connections of its own; or a limiter in memory. */
 export type Client = RedisClient | MemoryLimiter;
 
-/** What is asked: a client, or what stands in for one. */
+/** What commands can be sent through: a client, or a stand-in for one. */
 export type Asking = Client | Sender;
 
-/** Sends commands once, each with a timeout. */
+/** Sends each command once, with a timeout. */
 export interface Asker {
   readonly ask: (asked: Asked) => void;
   readonly send: (words: Words) => Promise<unknown>;
-  /** What stands before keys. */
+  /** The client's key prefix. */
   readonly prefix: Key;
-  /** The slot of a key, on a cluster. */
+  /** The hash slot of a key; undefined without a cluster. */
   readonly slotOf: ((key: Key) => number) | undefined;
-  /** The name of the node that has a key as it is stored; empty where that is not known, or where there is one. */
+  /** The name of the node that holds a stored key; empty without a cluster, or if the node is not known. */
   readonly nodeOf: (stored: Key) => string;
-  /** The time of its timeout. */
+  /** Counts the time until the timeout. */
   readonly ticks: Ticks;
-  /** The time, if it is not that of this process. */
+  /** The clock of a limiter in memory; undefined otherwise. */
   readonly clock?: Clock;
 }
 
@@ -43,7 +43,7 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
   if (asking instanceof MemoryLimiter)
     return { ...alone((words) => asking.send(words)), clock: () => asking.now() };
   if (isSender(asking)) return alone(async (words) => ticks.within(asking.send(words)));
-  // A command that fails is read as Redis being away: this must not wait for the first one.
+  // A command that fails looks as if Redis were away, so a wrong client must fail here and not with the first command.
   if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
   const connections = connectionsOf(asking, ticks);
   const { slotOf } = connections;
@@ -65,15 +65,15 @@ function isClient(asking: unknown): boolean {
   return typeof asking === "object" && asking !== null && ("isOpen" in asking || "isCluster" in asking);
 }
 
-/** The commands, sent by this one. */
+/** A limiter whose commands are sent by this asker. */
 export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
   const limiter = new Commands(prefix, send);
   return clock === undefined ? limiter : withClock(limiter, clock);
 }
 
 /**
- * The commands on connections of their own: each is sent once, and fails if nothing has come on its connection for so
- * many milliseconds. A new connection may take five times as long.
+ * The commands on the package's own connections. Each is sent once, and fails if nothing arrives on its connection for
+ * `timeoutMs` milliseconds. Opening a connection may take five times as long.
  */
 export function withTimeout(client: Asking, timeoutMs: number): RateLimiter {
   return limiterOf(askerOf(client, timeoutMs));

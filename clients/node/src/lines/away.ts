@@ -1,20 +1,23 @@
-// Whether a server is asked. Pure: told of time and events, it says what follows.
+// Whether a server that may be away is asked. Pure: it is told of the time and of events, and returns what follows.
 
-/** How long after a probe the next one may be sent. */
+/** Milliseconds after a probe until the next one may be sent. */
 export const PROBE_MS = 250;
-/** Probes in a row that bring a server back: at a round trip of about the timeout, one is answered by chance. */
+/**
+ * Probes in a row that must be answered before a server counts as back. If a round trip takes about as long as the
+ * timeout, a single one may be answered by chance.
+ */
 const ANSWERED = 2;
 
 /**
- * A server as requests know it: while it is away they are told at once, and probes find out when it is back. Times are
- * milliseconds of a clock that never runs back.
+ * Whether a server is away, as requests see it. While it is, they are told so at once, and probes find out when it is
+ * back. Times are in milliseconds of a monotonic clock.
  */
 export class Away {
   #next: number | undefined;
-  /** Probes in a row. */
+  /** Probes in a row that were answered. */
   #answered = 0;
 
-  /** A request that was asked could not be answered. Tells whether the server is away from now on. */
+  /** A request failed because the server did not answer. Returns "begins" if the server is away from now on. */
   failed(nowMs: number): "begins" | "" {
     if (this.#next !== undefined) return "";
     this.#next = nowMs;
@@ -22,7 +25,7 @@ export class Away {
     return "begins";
   }
 
-  /** A request comes: it is asked, or told at once that the server is away; then a probe may be due. */
+  /** What a request does: "ask" the server, or fail since it is "away"; "probe": fail as well, and a probe is due. */
   ask(nowMs: number): "ask" | "away" | "probe" {
     if (this.#next === undefined) return "ask";
     if (nowMs < this.#next) return "away";
@@ -30,7 +33,7 @@ export class Away {
     return "probe";
   }
 
-  /** What became of a probe. Tells whether the server is back by that. */
+  /** The result of a probe. Returns "ends" if the server is back. */
   probed(_nowMs: number, answered: boolean): "ends" | "" {
     if (this.#next === undefined) return "";
     this.#answered = answered ? this.#answered + 1 : 0;

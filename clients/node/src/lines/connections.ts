@@ -1,5 +1,5 @@
-// Connections of the package's own, made of the application's client: one to each node, opened when it is needed and
-// given up when it says nothing. Nothing is sent twice, nothing waits in a queue of a client.
+// The package's own connections, made from the application's client: one to each node, opened when first needed, and
+// given up when it stays silent. So no command is sent twice, and none waits in a client's queue.
 
 import { type Key, prefixed, type Words } from "../commands/commands.js";
 import { PROBE_MS } from "./away.js";
@@ -11,11 +11,11 @@ import { slotOf } from "./slot.js";
 import type { RedisClient, Connection, Source } from "./source.js";
 import { later, now, outside, Ticks } from "./ticks.js";
 
-/** How often the application's client is looked at. */
+/** Milliseconds between looks at the application's client: whether it knows its cluster, whether it is closed. */
 const POLL_MS = 5;
 const CLOSED_POLL_MS = 100;
 
-/** A command that waits for its reply. */
+/** A command, and what to call with its reply. */
 export interface Asked {
   readonly words: Words;
   readonly resolve: (reply: unknown) => void;
@@ -24,7 +24,7 @@ export interface Asked {
 
 const closed = () => new Error("the client is closed");
 
-/** A connection to a node, from its making to its end, and the commands whose replies are due. */
+/** A connection to a node, from its opening to its end, and the commands on it that wait for a reply. */
 class Carrier {
   readonly #line = new Line();
   readonly #due = new Set<Asked>();
@@ -77,12 +77,12 @@ class Carrier {
   }
 
   tick(): void {
-    // Nothing is due any more if it does not tick.
+    // A line does not tick if it has ended or no reply is due, so there is nothing to time out.
     if (!this.#line.isTicking) this.#link.ticks.end(this);
     else if (this.#line.tick() === "late") this.end(this.#link.ticks.late());
   }
 
-  /** It is given up, and so is all that is due on it. */
+  /** Closes the connection, and fails all commands that wait for a reply on it. */
   end(error: Error): void {
     if (this.#isOver) return;
     this.#isOver = true;
@@ -94,21 +94,21 @@ class Carrier {
   }
 }
 
-/** The connection to a node, whichever it is now. A new one is made four times a second at most. */
+/** The current connection to a node. A new one is opened at most four times a second. */
 class Link {
   #carrier: Carrier | undefined;
   #openedMs = -Infinity;
-  /** Why the last one ended. */
+  /** Why the last connection ended. */
   #lost: Error | undefined;
 
   constructor(
     readonly source: Source,
     readonly ticks: Ticks,
-    /** One of the slots of its node. */
+    /** One of the node's slots; 0 without a cluster. */
     readonly slot: number,
-    /** Is told of error replies. */
+    /** Called with each error reply that leaves the connection open. */
     readonly onError: (asked: Asked, error: Error) => void,
-    /** Is told of a command that failed with its connection. */
+    /** Called with one of the commands that failed when a connection ended. */
     readonly onLost: (words: Words) => void,
   ) {}
 
@@ -137,13 +137,13 @@ class Link {
   }
 }
 
-/** The connections that are made of one client for one timeout. */
+/** The connections made from one client for one timeout. */
 export class Connections {
   readonly #links = new Map<string, Link>();
-  /** Resolves once the application's client knows its cluster, which may take as long as a connection. */
+  /** Resolves once the application's client knows its cluster; that may take as long as opening a connection. */
   #placed: Promise<void> | undefined;
   #poll: NodeJS.Timeout | undefined;
-  /** Whether the application's client is asked where keys are. */
+  /** Whether the application's client is being asked where keys are now. */
   #isLearning = false;
 
   constructor(
@@ -151,13 +151,13 @@ export class Connections {
     readonly ticks: Ticks,
   ) {}
 
-  /** The slot of a key, on a cluster. */
+  /** The hash slot of a key; undefined without a cluster. */
   get slotOf(): ((key: Key) => number) | undefined {
     const { prefix, isCluster } = this.source;
     return isCluster ? (key) => slotOf(prefixed(prefix, key)) : undefined;
   }
 
-  /** The name of the node that has this key, as it is stored. Undefined if no node of the cluster is known. */
+  /** The name of the node that holds a stored key; empty without a cluster, undefined if no node is known. */
   nodeOf(stored: Key): string | undefined {
     return this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
   }
@@ -190,7 +190,7 @@ export class Connections {
     while (this.#placed !== undefined && !this.source.isClosed() && this.nodeOf(key) === undefined);
   }
 
-  /** Once the application's client is closed, its server is to hear nothing of these either. */
+  /** Ends all connections once the application's client is closed: these must not outlive it. */
   #pollClosed(): void {
     const look = () => {
       if (!this.source.isClosed()) return;
@@ -202,14 +202,15 @@ export class Connections {
     this.#poll = outside(() => setInterval(look, CLOSED_POLL_MS).unref());
   }
 
-  /** A server has answered with an error. It has counted nothing. */
+  /** An error reply has come, so the server has counted nothing. */
   readonly #onError = (asked: Asked, error: Error): void => {
     const { words, resolve, reject } = asked;
-    // A cluster has moved the key: its client follows, and learns where keys are now.
+    // The cluster has moved the key. The application's client follows the redirection, and learns where keys are now.
     if (!this.source.isCluster || !/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) {
       reject(error);
     } else if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
-      // That client may send twice what must go back once.
+      // The application's client may send a command twice, and units must not be given back twice. So it only learns
+      // the new place by a command that reads, and this one is sent again from here.
       const again = () => this.ask(asked);
       this.ticks.within(this.#learn(words)).then(again, reject);
     } else {
@@ -217,7 +218,7 @@ export class Connections {
     }
   };
 
-  /** A node may be gone, and another have its slots. */
+  /** The node may be gone and another one may have its slots, so the application's client must learn of that. */
   readonly #onLost = (words: Words): void => {
     if (!this.source.isCluster || this.#isLearning) return;
     this.#isLearning = true;
@@ -227,14 +228,14 @@ export class Connections {
     this.#learn(words).then(learnt, learnt);
   };
 
-  /** Has the application's client ask for a key, so that it learns where that is now. */
+  /** Has the application's client read a key, so that it learns which node holds it now. */
   #learn([name, key, ...more]: Words): Promise<unknown> {
     const [limit = "", window = ""] = more.slice(name === "RL.ALL" ? 1 : 0);
     return this.source.follow(["RL.PEEK", key as Key, limit, window]);
   }
 }
 
-/** All that ask by one client with the same timeout share its connections. */
+/** Connections are shared by all users of a client with the same timeout. */
 const made = new WeakMap<object, { source: Source; byTimeout: Map<number, Connections> }>();
 
 export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {

@@ -1,20 +1,20 @@
-// What error replies say about a server.
+// What error replies say about the server that sent them.
 
 /**
- * The server is not the one to ask, and another may be behind the same address by now; or it refuses this package; or it
- * cannot count at present; or nothing, since the reply is the request's own.
+ * What follows from a reply. "elsewhere": this server cannot answer, and by now another may be at its address.
+ * "refused": it rejects this package. "cannot": it cannot count at present. "ok": the reply concerns only the request.
  */
 export type Means = "elsewhere" | "refused" | "cannot" | "ok";
 
 export interface Known {
-  /** How the reply begins. */
+  /** The text that the reply begins with. */
   readonly starts: string;
   readonly means: Means;
-  /** What a person can do. */
+  /** What an operator can do about it. */
   readonly log: string;
 }
 
-/** The table of `clients/errors.json`. The first that fits counts. */
+/** The same table as `clients/errors.json`. The first entry that matches counts. */
 // prettier-ignore
 export const ERRORS: readonly Known[] = [
   { starts: "NOPERM this user has no permissions to access one of the keys", means: "ok", log: "" },
@@ -40,18 +40,18 @@ export const ERRORS: readonly Known[] = [
   { starts: "CLUSTERDOWN", means: "cannot", log: "the cluster has slots that no node serves: see CLUSTER INFO" },
 ];
 
-/** Whether an error is a reply of the server: those begin with a word in capitals. */
+/** Whether an error is a reply of the server: such replies begin with a word in capitals. */
 export function isReply({ message }: Error): boolean {
   return /^[A-Z][A-Z0-9_]+ /.test(message);
 }
 
-/** What an error reply says about the server. Undefined if it is the request's own, or no reply. */
+/** The entry for an error reply; undefined if it concerns only the request, or is no reply of the server. */
 export function knownError({ message }: Error): Known | undefined {
   const known = ERRORS.find(({ starts }) => message.startsWith(starts));
   return known?.means === "ok" ? undefined : known;
 }
 
-/** Whether an error says that Redis is away: nothing was answered, or what says so. */
+/** Whether an error means that Redis is away: there was no reply, or the reply says so. */
 export function isAway(error: Error): boolean {
   return !isReply(error) || knownError(error) !== undefined;
 }

@@ -1,4 +1,4 @@
-// What connections of ioredis are made of.
+// Makes connections from a client of ioredis.
 
 import type { Cluster, Redis } from "ioredis";
 import type { Words } from "../commands/commands.js";
@@ -8,9 +8,10 @@ import { setImmediate } from "./ticks.js";
 
 const SETTINGS = {
   lazyConnect: true,
-  // The server says so itself if it is not ready.
+  // The ready check would send INFO; a server that is not ready says so by an error reply anyway.
   enableReadyCheck: false,
-  // A server with too many clients says so and closes: what is written after that fails before its words are read.
+  // A server with too many clients replies with an error and closes the connection. If CLIENT SETINFO were still being
+  // written then, that write would fail before the reply is read.
   disableClientInfo: true,
   enableOfflineQueue: false,
   enableAutoPipelining: false,
@@ -26,7 +27,7 @@ const SETTINGS = {
 export function ioredisSource(client: RedisClient): Source {
   const redis = client as unknown as Redis | Cluster;
   const nodeOf = (slot: number) => (redis.isCluster ? (redis as Cluster).slots[slot]?.[0] : undefined);
-  // A cluster of version 6 forgets that it has ended.
+  // A cluster client of ioredis 6 does not keep its status `end`, so the event is noted here.
   let hasEnded = redis.status === "end";
   redis.on("end", () => (hasEnded = true));
   redis.on("connecting", () => (hasEnded = false));
@@ -38,14 +39,14 @@ export function ioredisSource(client: RedisClient): Source {
       redis.isCluster ? openNode(redis as Cluster, nodeOf(slot), events) : open(redis as Redis, {}, events),
     nodeOf(slot) {
       if (redis.status === "wait") redis.connect().catch(() => undefined);
-      // Before it is connected it may know slots already.
+      // The client may know slots before it has any node, but `openNode` needs one to copy.
       return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
     follow: ([name, ...words]) => redis.call(name, ...words),
   };
 }
 
-/** A connection to the node of this name, like those that there are to nodes. */
+/** Opens a connection to the node `host:port`, with the settings that the cluster's own connections have. */
 async function openNode(cluster: Cluster, name: string | undefined, events: Events): Promise<unknown> {
   const [, host, port] = /^(.*):(\d+)$/.exec(name ?? "") ?? [];
   const [node] = cluster.nodes();
@@ -61,11 +62,11 @@ async function open(
   const connection = redis.duplicate({ ...SETTINGS, ...to });
   let reason: Error | undefined;
   connection.on("error", (error: Error) => {
-    // What the server said before it closed the connection says more than the error that follows.
+    // A reply that came before the connection was closed says more than the error that follows it.
     if (reason === undefined || !isReply(reason)) reason = error;
   });
   connection.on("close", () => lost(reason));
-  // The application's client keeps the process alive, if anything is to.
+  // The connection must not keep the process alive: that is left to the application's client.
   connection.on("connect", () => connection.stream.unref());
   const destroy = () => connection.disconnect();
   made({ send: together(connection), destroy });
@@ -74,7 +75,7 @@ async function open(
   });
 }
 
-/** Sends what is asked in one turn of the event loop in one write: ioredis writes each command by itself. */
+/** Sends all commands of one turn of the event loop in one write; ioredis would write each by itself. */
 function together(connection: Redis): (words: Words) => Promise<unknown> {
   let isCorked = false;
   return ([name, ...more]) => {

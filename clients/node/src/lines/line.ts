@@ -1,61 +1,61 @@
-// Whether a connection is worth waiting for. Pure: told of events, it says what follows.
+// Whether a connection is worth waiting for. Pure: it is told of events, and returns what follows.
 
 import type { Means } from "./errors.js";
 
-/** Ticks in a timeout. */
+/** The number of ticks in a timeout. */
 export const TICKS = 20;
-/** Timeouts in which a new line may come up: that takes several round trips. */
+/** The number of timeouts that opening a connection may take, since that needs several round trips. */
 const CONNECTING = 5;
 
-/** The line is kept; or it is over, since it said nothing for too long, or is of no use any more. */
+/** "go on": the connection is kept. "late": it was silent for too long. "give up": it is of no use any more. */
 export type Verdict = "go on" | "late" | "give up";
 
 /**
- * A connection, from its making to its end. Time is counted in ticks, which are told once all that has arrived was read.
- * So time in which this process was busy counts as one tick at most, and a reply that waits to be read is never late.
- * Once a line is over, all that was due on it has failed, and it is over for ever.
+ * A connection, from its opening to its end. A tick is counted only after everything that has arrived was read. So a
+ * time in which this process was busy counts as one tick at most, and a reply that waits to be read is never late. A
+ * verdict other than "go on" is final: all commands on the connection have failed.
  */
 export class Line {
   #isUp = false;
   #due = 0;
-  /** Ticks since something was heard. */
+  /** Ticks since something was last received. */
   #silent = 0;
   #verdict: Verdict = "go on";
 
-  /** It has connected, handshake included. */
+  /** The connection is open, handshake included. */
   up(): Verdict {
     this.#isUp = true;
     this.#silent = 0;
     return this.#verdict;
   }
 
-  /** A command has left, or waits for the line to come up. */
+  /** A command was sent, or waits for the connection to open. */
   sent(): Verdict {
     if (this.#due++ === 0) this.#silent = 0;
     return this.#verdict;
   }
 
-  /** The oldest reply that was due came in; of an error, what it says about the server. */
+  /** A reply has come. `means` is what it says about the server, if it is an error. */
   replied(means: Means | "ok"): Verdict {
     this.#due = Math.max(this.#due - 1, 0);
     this.#silent = 0;
     return this.#become(means === "elsewhere" ? "give up" : "go on");
   }
 
-  /** A twentieth of the timeout has passed, and this process has read what arrived. */
+  /** A twentieth of the timeout has passed, and this process has read everything that arrived. */
   tick(): Verdict {
     if (!this.isTicking) return this.#verdict;
-    // The first tick may have begun before the command left.
+    // The first tick may have begun before the command was sent, so one more than the timeout's ticks must pass.
     const isLate = ++this.#silent > (this.#isUp ? TICKS : CONNECTING * TICKS);
     return this.#become(isLate ? "late" : "go on");
   }
 
-  /** The connection was lost, or could not be made. */
+  /** The connection was lost, or could not be opened. */
   closed(): Verdict {
     return this.#become("give up");
   }
 
-  /** Whether ticks count. */
+  /** Whether ticks count: the connection is being opened, or replies are due. */
   get isTicking(): boolean {
     return this.#verdict === "go on" && (!this.#isUp || this.#due > 0);
   }

@@ -1,9 +1,9 @@
-// What connections of node-redis are made of.
+// Makes connections from a client of node-redis.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
 import type { RedisClient, Events, Source } from "./source.js";
 
-/** The modules of the application's client do not matter. */
+/** The client's modules, functions and scripts do not matter here, so its type parameters are the defaults. */
 type Single = RedisClientType;
 type Pool = RedisClientPool;
 type Cluster = RedisClusterType;
@@ -14,7 +14,7 @@ export function nodeRedisSource(client: RedisClient): Source {
   const any = client as unknown as Any;
   let wasOpen = false;
   const source = {
-    // Of a pool, a cluster and a sentinel client nobody can tell.
+    // The prefix of a pool, a cluster or a sentinel client cannot be read, so it is taken to be empty.
     prefix: "options" in any ? (any.options.keyPrefix ?? "") : "",
     isCluster: false,
     isClosed: () => {
@@ -27,7 +27,7 @@ export function nodeRedisSource(client: RedisClient): Source {
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
   if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
   if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
-  // Its connections are in use; the first that is free is made another one of.
+  // A pool cannot open a single connection. So a copy of the first one that is free is the model for all.
   let like: Promise<Single> | undefined;
   return {
     ...source,
@@ -74,19 +74,19 @@ async function open(client: Single, { made, lost }: Events): Promise<unknown> {
     if (!connection.isReady) lost(error);
   });
   connection.on("connect", () => {
-    // Nothing could end it before.
+    // A client that was still connecting when it was destroyed can be ended only now.
     if (isDestroyed) destroy();
   });
-  // The application's client does, if anything is to.
+  // The connection must not keep the process alive: that is left to the application's client.
   connection.unref();
   made({ send: (words) => connection.sendCommand(words), destroy });
   return connection.connect();
 }
 
-/** A connection by Sentinel: to whichever server is the master. */
+/** Opens a connection to the current master by way of Sentinel. */
 async function openSentinel(client: Sentinel, { made }: Events): Promise<unknown> {
   const connection = client.duplicate({
-    // What is sent again is sent twice.
+    // A rediscovery would send a command again, which then may count twice.
     maxCommandRediscovers: 0,
     masterPoolSize: 1,
     replicaPoolSize: 0,

@@ -1,8 +1,8 @@
-// Which keys of a cluster are together.
+// Hash slots: on a cluster, all keys of a slot are on the same node.
 
 import type { Key } from "../commands/commands.js";
 
-/** The slot of a key: of its hash tag, if it has one. */
+/** The hash slot of a key, from 0 to 16383: that of its hash tag, if it has one. */
 export function slotOf(key: Key): number {
   const bytes = Buffer.from(key);
   const begin = bytes.indexOf("{") + 1;
@@ -10,7 +10,7 @@ export function slotOf(key: Key): number {
   return crc16(end > begin ? bytes.subarray(begin, end) : bytes) % 16_384;
 }
 
-/** CRC-16/XMODEM. */
+/** CRC-16/XMODEM, as in the cluster specification of Redis. */
 function crc16(bytes: Uint8Array): number {
   let crc = 0;
   for (const byte of bytes) {

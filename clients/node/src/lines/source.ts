@@ -1,41 +1,38 @@
-// What connections of the package's own are made of: an application's client.
+// What the package makes its own connections from: the application's client.
 
 import type { Key, Words } from "../commands/commands.js";
 
-/**
- * A client of the application: of node-redis a client, a pool, a cluster or a sentinel client, of ioredis a `Redis` or a
- * `Cluster`.
- */
+/** A client, pool, cluster or sentinel client of node-redis, or a `Redis` or `Cluster` of ioredis. */
 export type RedisClient =
   | { readonly isOpen: boolean; connect(): Promise<unknown> }
   | { readonly isCluster: boolean; disconnect(): void };
 
 /** A connection to one server. */
 export interface Connection {
-  /** Sends at once, or in one write with all of this turn of the event loop; once, or never. */
+  /** Sends a command once, or never: at once, or in one write with all others of this turn of the event loop. */
   send(words: Words): Promise<unknown>;
-  /** Ends it, also before it is open. */
+  /** Ends the connection, also while it is being opened. */
   destroy(): void;
 }
 
-/** What is told of a connection while it is opened, and later. */
+/** What is called while a connection is being opened, and after that. */
 export interface Events {
-  /** It may be destroyed from now on, and is, at once, if nobody wants it any more. */
+  /** The connection exists, and may be destroyed from now on, though it is not open yet. */
   readonly made: (connection: Connection) => void;
-  /** It is lost. */
+  /** The connection is lost, for this reason if one is known. */
   readonly lost: (reason?: Error) => void;
 }
 
 export interface Source {
-  /** What the application's client puts before keys. */
+  /** The client's key prefix. */
   readonly prefix: Key;
   readonly isCluster: boolean;
   /** Whether the application has closed its client. */
   isClosed(): boolean;
-  /** Opens a connection; to the node that has the slot, on a cluster. */
+  /** Opens a connection; on a cluster, to the node that has this slot. */
   open(slot: number, events: Events): Promise<unknown>;
-  /** The name of the node that has a slot of a cluster. Undefined if the application's client does not know any. */
+  /** The name of the node that has this slot; undefined without a cluster, or if the client does not know it. */
   nodeOf(slot: number): string | undefined;
-  /** Sends by the application's client, which follows where a cluster redirects to. */
+  /** Sends a command through the application's client, which follows a cluster's redirections. */
   follow(words: Words): Promise<unknown>;
 }

@@ -1,4 +1,5 @@
-// The time of lines, and time as it passes also where a test puts fake timers in place of the real ones later.
+// The ticks of connections. Timers and the clock are taken here once, at the start, so that fake timers which a test
+// installs later do not stop connections.
 
 import { AsyncResource } from "node:async_hooks";
 import * as timers from "node:timers";
@@ -9,17 +10,17 @@ const { setTimeout } = timers;
 
 export const now = performance.now.bind(performance);
 
-/** What a timer can wait for. */
+/** The longest delay of a timer, in milliseconds. */
 export const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 const nobody = new AsyncResource("redis-rl");
 
-/** Calls this in the context of no request: what it leaves behind, a timer say, would keep that alive. */
+/** Calls a function outside any request's asynchronous context: a timer set by it would keep that context in memory. */
 export function outside<T>(call: () => T): T {
   return nobody.runInAsyncScope(call);
 }
 
-/** Calls back after this time. It keeps no process alive, and no request's context. */
+/** Calls back after `ms` milliseconds. The timer keeps neither the process nor a request's context alive. */
 export function later(ms: number, callback: () => void): void {
   outside(() => setTimeout(callback, ms).unref());
 }
@@ -28,13 +29,13 @@ export interface Ticking {
   tick(): void;
 }
 
-/** One timer for all lines of a process that have the same timeout. It runs while any of them waits. */
+/** One timer for all connections of the process that have the same timeout. It runs while any of them waits. */
 export class Ticks {
   static readonly #all = new Map<number, Ticks>();
   readonly #waiting = new Set<Ticking>();
   #isRunning = false;
 
-  /** Those of a timeout. */
+  /** The ticks of this timeout, which all its users share. Throws a `RangeError` unless it is more than 0. */
   static of(timeoutMs: number): Ticks {
     if (!(timeoutMs > 0) || typeof timeoutMs !== "number")
       throw new RangeError("timeoutMs must be a number of more than 0");
@@ -57,7 +58,8 @@ export class Ticks {
   #run(): void {
     const ms = this.timeoutMs / TICKS;
     this.#isRunning = this.#waiting.size > 0 && ms <= LONGEST_TIMER_MS;
-    // A turn of the event loop runs timers, then reads sockets, then runs immediates.
+    // A turn of the event loop runs timers, then reads sockets, then runs immediates. So when the tick is counted,
+    // everything that has arrived was read.
     if (this.#isRunning) later(ms, () => setImmediate(this.#tick));
   }
 
@@ -66,12 +68,12 @@ export class Ticks {
     this.#run();
   };
 
-  /** Why it is given up. */
+  /** The error of a command or a connection that timed out. */
   late(): Error {
     return new Error(`no answer within ${this.timeoutMs} ms`);
   }
 
-  /** What is asked, or an error after the timeout; after as long as a connection may take, if none is up. */
+  /** Settles as `asked` does, or rejects after the timeout: after the longer one to connect, unless `isUp`. */
   within<T>(asked: Promise<T>, isUp = true): Promise<T> {
     return new Promise((resolve, reject) => {
       const line = new Line();

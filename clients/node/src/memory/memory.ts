@@ -1,4 +1,4 @@
-// The module's own limiter in this process, compiled to WebAssembly: it decides and answers as a server does.
+// The module's own limiter compiled to WebAssembly: it decides within this process, and replies as a server would.
 
 import { inspect } from "node:util";
 import { brotliDecompressSync } from "node:zlib";
@@ -8,13 +8,13 @@ import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { CODE } from "./code.js";
 
 export interface MemoryOptions {
-  /** How many keys it holds; 100,000 if left out. Beyond them the key goes that expires first. */
+  /** How many keys it holds; 100,000 if left out. Beyond that, the key that expires first is removed. */
   maxKeys?: number | undefined;
   /** The time, in Unix milliseconds; this process's if left out. */
   clock?: Clock | undefined;
 }
 
-/** What the compiled module exports. Words stand in a buffer of its memory, and then the reply. */
+/** What the compiled module exports. A buffer in its memory holds the words of a command, and then the reply. */
 interface Exports {
   readonly memory: { readonly buffer: ArrayBuffer };
   start(maxKeys: number, seed: bigint): void;
@@ -30,13 +30,13 @@ const { Module, Instance } = (globalThis as unknown as { WebAssembly: Assembly }
 
 let compiled: object | undefined;
 
-/** The most bytes of a word. */
+/** The most bytes that a word may have. */
 const MAX_WORD = 65_536;
 const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
-/** Bytes of the buffer at first, and those beyond which a buffer is given back. */
+/** The initial size of the buffer in bytes, and the size above which it is replaced at the next command. */
 const [BUFFER, KEPT] = [16_384, 2 ** 20];
 
-/** Limits without a server: takes the place of a client of Redis in tests, in development, and where one process is all. */
+/** Limits without a server: stands in for a client of Redis in tests, in development, or in a single process. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
   #clock: Clock;
@@ -44,7 +44,10 @@ export class MemoryLimiter extends Commands {
   #view = new DataView(new ArrayBuffer());
   #at = 0;
   #room = 0;
-  /** Set while the compiled module runs. If it still is then, a call has ended in the middle, as when the stack overflows. */
+  /**
+   * Whether the compiled module runs. Before a call it means that an earlier one never returned, as when the stack
+   * overflowed.
+   */
   #isInside = false;
 
   constructor(options: MemoryOptions = {}) {
@@ -59,24 +62,24 @@ export class MemoryLimiter extends Commands {
     this.#clock = clock === undefined ? Date.now : checkedClock(clock);
   }
 
-  /** Its time, in Unix milliseconds. */
+  /** The time by the limiter's clock, in Unix milliseconds. */
   now(): number {
     return this.#clock();
   }
 
-  /** Sets the time. It stands still until it is set or moved again. */
+  /** Sets the time, in Unix milliseconds, which then stands still. Throws a `RangeError` if it is no time. */
   setTime(unixMs: number): void {
     checkedTime(unixMs);
     this.#clock = () => unixMs;
   }
 
-  /** Moves the time. It stands still then. */
+  /** Moves the time by `ms` milliseconds, after which it stands still. Throws a `RangeError` if it is no time. */
   advance(ms: number): void {
     if (!Number.isFinite(ms)) throw new RangeError(`time moves by milliseconds, and not by ${inspect(ms)}`);
     this.setTime(this.now() + ms);
   }
 
-  /** Runs a command as a server would. */
+  /** Runs a command as a server would. Rejects with an error reply. */
   send(words: Words): Promise<unknown> {
     return new Promise((resolve) => resolve(this.#run(words)));
   }
@@ -95,14 +98,14 @@ export class MemoryLimiter extends Commands {
   }
 
   #enter(): void {
-    // What it holds cannot be trusted any more.
+    // A call that ended in the middle may have left the keys in an inconsistent state.
     if (this.#isInside) throw new Error("this limiter in memory has failed before: make a new one");
     this.#isInside = true;
   }
 
   #resize(room: number): void {
     this.#room = 0;
-    // What is called takes 32 bits.
+    // A larger size does not fit the 32 bits that the module takes.
     if (room >= 2 ** 31) throw new Error(OUT_OF_MEMORY);
     this.#enter();
     const at = this.#exports.buffer(room) >>> 0;
@@ -111,20 +114,20 @@ export class MemoryLimiter extends Commands {
     [this.#at, this.#room] = [at, room];
   }
 
-  /** The memory may have moved, if it has grown. */
+  /** Views the memory again if it has grown: that replaces its buffer, and empties the views of the old one. */
   #look(): void {
     if (this.#reader.bytes.length > 0) return;
     this.#view = new DataView(this.#exports.memory.buffer);
     this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
   }
 
-  /** The lengths of all words, then their bytes. */
+  /** Writes a command to the buffer: the lengths of all words, then their bytes. */
   #write(words: readonly Key[]): void {
     let size = 4 * words.length;
     for (const word of words) {
       if (typeof word !== "string" && !(word instanceof Uint8Array))
         throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
-      // No character has more than three bytes for each of its units.
+      // A UTF-16 code unit takes at most three bytes in UTF-8.
       const most = typeof word === "string" ? 3 * word.length : word.length;
       if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
         throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
@@ -142,7 +145,7 @@ export class MemoryLimiter extends Commands {
   }
 }
 
-/** Writes a word, and tells where it ends. A loop is faster than an encoder: words are short, and mostly ASCII. */
+/** Writes a word, and returns its end. A loop beats `TextEncoder`, as words are short and mostly ASCII. */
 function put(word: Key, bytes: Uint8Array, begin: number): number {
   if (typeof word !== "string") {
     bytes.set(word, begin);
@@ -158,7 +161,7 @@ function put(word: Key, bytes: Uint8Array, begin: number): number {
 
 const [COLON, STAR, DOLLAR, MINUS, CR] = [58, 42, 36, 45, 13];
 
-/** Reads what RESP2 says. */
+/** Reads replies in RESP2. */
 class Reader {
   bytes = new Uint8Array();
   at = 0;

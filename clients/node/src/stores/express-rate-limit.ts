@@ -11,15 +11,17 @@ import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
 
 export interface StoreOptions extends CommonOptions {
-  /** `log` if left out; `fixed` where refused requests count, which a `bucket` cannot. */
+  /** `log` if left out, or `fixed` where refused requests count: a `bucket` cannot count those. */
   algorithm?: Algorithm | undefined;
-  /** Whether refused requests count too; if left out, where `limit` is 0, as of express-slow-down, or a function. */
+  /**
+   * Whether refused requests count too. If left out, they do where `limit` is a function or 0, as in express-slow-down.
+   */
   countRefused?: boolean | undefined;
-  /** How many units of each key may be leased: counted ahead, and handed out without asking. 0 if left out. */
+  /** How many units of each key may be leased: counted ahead, and handed out without asking Redis. 0 if left out. */
   lease?: number | undefined;
 }
 
-/** What the store wants to know of the options of the middleware. */
+/** The options of the middleware that the store reads. */
 export interface Configuration {
   windowMs: number;
   limit?: number | ((...args: never[]) => unknown);
@@ -32,16 +34,16 @@ export interface ClientInfo {
   resetTime: Date;
 }
 
-/** What was decided for a request, so that it gives back what it has taken. */
+/** The decision on a request, kept so that `decrement` gives back exactly what this request took. */
 interface Hit {
-  /** Undefined once it has been given back. */
+  /** Undefined once the hit has been given back. */
   key: string | undefined;
   request: Request;
 }
 
 /**
- * Counts requests in Redis. The server decides: what is refused is not counted, and `resetTime` of a refused request is
- * when it is allowed. Where refused requests count the middleware decides, as with other stores.
+ * Counts requests in Redis. The server decides: a refused request is not counted, and its `resetTime` is when it would
+ * be allowed. Where refused requests count, the middleware decides, as with other stores.
  */
 export class RateLimitStore {
   readonly prefix: string;
@@ -53,11 +55,11 @@ export class RateLimitStore {
   readonly #countRefused: boolean | undefined;
   #windowMs = 60_000;
   #window = "1m";
-  /** The server's limit: one that is never reached where it only counts. */
+  /** The limit that is sent to the server. Where the store only counts, it is one that is never reached. */
   #limit = MAX_LIMIT;
   /**
-   * The hit of the request that is being answered, where hits may be given back. The middleware names only the key,
-   * which many requests have; so the hit goes with the asynchronous context, from `increment` to `decrement`.
+   * The hit of the request that is being answered, where hits may be given back. The middleware names only a key, which
+   * many requests share; so the hit travels in the asynchronous context, from `increment` to `decrement`.
    */
   #hit: AsyncLocalStorage<Hit> | undefined;
 
@@ -87,7 +89,7 @@ export class RateLimitStore {
     const decides = known && !countRefused;
     this.#limit = decides ? (limit as number) : MAX_LIMIT;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
-    // A bucket refills by its limit.
+    // A bucket refills in proportion to its limit, so it cannot do without one.
     const needsLimit = this.#lease > 0 || this.#store.rememberMs > 0 || this.#algorithm === "bucket";
     if (needsLimit && !decides) {
       throw new TypeError(
@@ -105,7 +107,7 @@ export class RateLimitStore {
   increment(key: string): Promise<ClientInfo> {
     if (this.#hit === undefined) return this.#decide(key);
     const request = new Request([this.#share(key)]);
-    // In the caller's own context, where `decrement` will find it: so this is no async function.
+    // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
     this.#hit.enterWith({ key, request });
     return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
@@ -113,7 +115,7 @@ export class RateLimitStore {
   async decrement(key: string): Promise<void> {
     const hit = this.#hit?.getStore();
     if (hit?.key !== key) {
-      // The hit of a request that is not known: the newest.
+      // The request is not known, so the newest hit of the key is given back.
       await this.#take(key, -1);
       return;
     }
@@ -122,14 +124,14 @@ export class RateLimitStore {
   }
 
   async resetKey(key: string): Promise<void> {
-    // Gives back whatever is counted: an application need not have the right to DEL. What is ahead of a clock that was
-    // set back would stay.
+    // Giving back all units needs no right to DEL, which an application may lack. With a clock that was set back, units
+    // counted at a later time would stay counted; such a key is deleted instead.
     if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
     else await this.#store.limiter.reset(this.prefix + key);
     this.#store.driver.forget(this.#share(key));
   }
 
-  /** Gives back all leases. */
+  /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async shutdown(): Promise<void> {
     await this.#store.driver.close();
   }
@@ -141,7 +143,7 @@ export class RateLimitStore {
   }
 
   #share(key: string): Share {
-    // Before `init` nobody knows the limit.
+    // Before `init` the limit is not known, so the store only counts.
     const rules = (this.#rules ??= new Rules(
       this.#algorithm ?? "log",
       [[this.#limit, this.#window]],
@@ -158,7 +160,7 @@ export class RateLimitStore {
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
     if (!limited) return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
-    // A limit of 0 allows nothing, ever; the middleware wants a time all the same.
+    // A limit of 0 never allows a request, but the middleware needs a time.
     return {
       totalHits: this.#limit + 1,
       resetTime: this.#inFuture(retryAfterMs ?? this.#windowMs),

@@ -9,7 +9,7 @@ import { storeOf, type StoreOptions } from "./store.js";
 
 export type { StoreOptions } from "./store.js";
 
-/** What the store wants to know of the options of the plugin, or of a route. */
+/** The options of the plugin, or of a route, that the store reads. */
 export interface Configuration {
   ban?: number;
   continueExceeding?: boolean;
@@ -17,14 +17,14 @@ export interface Configuration {
   groupId?: string;
   max?: unknown;
   timeWindow?: unknown;
-  /** Empty of `createRateLimit` and of the decorator `rateLimit`. */
+  /** Empty in `createRateLimit` and in the decorator `rateLimit`, which have no route. */
   routeInfo?: { method?: string | readonly string[]; url?: string };
 }
 
 export interface Hits {
-  /** More than `max` if the request is refused. */
+  /** The hits in the window; more than `max` if the request is refused. */
   current: number;
-  /** Milliseconds: of a refused request, until it is allowed. */
+  /** Milliseconds until the whole limit is available again; for a refused request, until it is allowed. */
   ttl: number;
 }
 
@@ -33,19 +33,20 @@ export type Callback = (error: Error | null, result?: Hits) => void;
 export interface Store {
   incr(key: string, callback: Callback, timeWindow: number, max: number): void;
   read(key: string, callback: Callback, timeWindow: number, max: number): void;
-  /** Of a route's `Configuration`: the plugin's own types have other names for it. */
+  /** Takes a route's `Configuration`, as an `object` since the plugin's own types name its fields differently. */
   child(route: object): Store;
 }
 
 /**
- * What the first, the second and further refusals in a row take of a block, whose tiers these are too. The last wait is
- * 128 times the first: a command has eight tiers. Less than 64 refusals at once fill no tier beyond their own.
+ * The units that the first, second and later refusals in a row take from the key of a block; they are also the limits
+ * of that key's tiers. A command has at most eight tiers, so the longest wait is 128 times the first. Fewer than 64
+ * refusals at once fill no tier beyond their own.
  */
 const REFUSALS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => 64 ** n);
 
 /**
- * The plugin's `store`. It counts requests in Redis, exactly: a request takes a unit that is free again after
- * `timeWindow`, and what is refused takes none.
+ * The plugin's `store`, which counts requests exactly in Redis. A request takes a unit that is free again after
+ * `timeWindow`; a refused request takes none.
  */
 export function rateLimitStore(
   client: Asking,
@@ -53,7 +54,7 @@ export function rateLimitStore(
 ): new (options: Configuration) => Store {
   const { prefix, driver, limiter: redis } = storeOf(client, options);
 
-  // Behind the key, a client could choose another's.
+  // The kind comes before the key: after it, a client could choose a key that ends like another kind's.
   const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;
 
   class RateLimitStore implements Store {
@@ -97,7 +98,7 @@ export function rateLimitStore(
 
     async #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
       const quota: Quota = [limit, `${windowMs}ms`];
-      // Where a refusal has consequences, Redis is told of each.
+      // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
       if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
       const taken = driver.take({
         key: storedAs("hits", key),
@@ -107,12 +108,12 @@ export function rateLimitStore(
       return "then" in taken ? verdictOf(await taken, 1) : taken;
     }
 
-    /** Of a client whose waits grow. */
+    /** The state of the block, for a client whose waits grow; undefined without `exponentialBackoff`. */
     async #block(key: string, windowMs: number): Promise<Verdict | undefined> {
       return this.#grows ? redis.peek(storedAs("block", key), waits(windowMs)) : undefined;
     }
 
-    /** How many refusals there were in a window, as far as they matter. */
+    /** Counts a refusal, and returns the number of refusals in the window: at most `ban` + 1, and 1 without a ban. */
     async #countRefusal(key: string, windowMs: number): Promise<number> {
       if (this.#ban < 0) return 1;
       const { limited, remaining } = await redis.log(storedAs("refused", key), [this.#ban, `${windowMs}ms`]);
@@ -129,18 +130,18 @@ export function rateLimitStore(
     }
   }
 
-  /** Refuses all until a window from now: more than all units, taken at once, leave it together. */
+  /** Refuses everything for a window from now: more units than the limit are taken, and leave the window together. */
   async function renew(key: string, max: number, windowMs: number): Promise<number> {
     await redis.log(storedAs("hits", key), [max, `${windowMs}ms`], { cost: max + 1, force: true });
     return windowMs;
   }
 
-  /** Blocks a client that was refused, for longer than the block that refused it, if one did. */
+  /** Blocks a refused client. If a block refused it, the new block lasts twice as long as that one. */
   async function lengthen(key: string, windowMs: number, block: Verdict): Promise<number> {
     const quotas = waits(windowMs);
     const n = Math.min(block.limited ? refusalsIn(block) : 0, quotas.length - 1);
     await Promise.all([
-      // Of a block that has ended nothing is left.
+      // A new series of refusals must not add to units that are left of a block that has ended.
       n === 0 && redis.log(storedAs("block", key), quotas, { cost: -MAX_LIMIT }),
       redis.log(storedAs("block", key), quotas, { cost: REFUSALS[n] as number, force: true }),
     ]);
@@ -161,7 +162,7 @@ function refusalsIn(block: Verdict): number {
   return REFUSALS.indexOf(block.limit) + 1;
 }
 
-/** What a function of the application answers may be anything. */
+/** `max` may be any number that a function of the application returns, so it is brought into the range of a limit. */
 function limitOf(max: number): number {
   return Math.min(Math.max(0, Math.floor(max)), MAX_LIMIT - 1);
 }
@@ -170,7 +171,7 @@ function windowOf(timeWindow: number): number {
   return Math.min(Math.max(1, Math.ceil(timeWindow)), MAX_WINDOW_MS);
 }
 
-/** Routes of a group share their limit. What is no route is known by its limit. */
+/** The prefix of a route's keys. Routes of a group share their limit; a limiter without a route has its settings. */
 function nameOf({ groupId, routeInfo: { method, url } = {}, max, timeWindow }: Configuration): string {
   if (groupId !== undefined) return "";
   if (url !== undefined) return `${String(method)} ${url}:`;

@@ -9,7 +9,7 @@ import { type Store, storeOf, type StoreOptions } from "./store.js";
 
 export type { StoreOptions as StorageOptions } from "./store.js";
 
-/** Times are in seconds. */
+/** What the library reads of a decision. All times are in whole seconds, rounded up. */
 export interface StorageRecord {
   totalHits: number;
   timeToExpire: number;
@@ -17,12 +17,12 @@ export interface StorageRecord {
   timeToBlockExpire: number;
 }
 
-/** A block takes so many units of a key that requests take one by one: they are refused, another block too. */
+/** The units that a block takes, and the limit of its key. Requests take one unit of it, so a block refuses them. */
 const BLOCK = 2 ** 50;
 
 /**
- * Counts requests in Redis, exactly: a request takes a unit that is free again after `ttl`, and what is refused takes
- * none. One that is refused blocks the client for `blockDuration`; after that the count begins anew.
+ * Counts requests exactly in Redis. A request takes a unit that is free again after `ttl`; a refused request takes
+ * none. A refusal blocks the client for `blockDuration`, after which its count starts anew.
  */
 export class RateLimitStorage {
   readonly #store: Store;
@@ -39,8 +39,8 @@ export class RateLimitStorage {
     throttlerName = "default",
   ): Promise<StorageRecord> {
     const { prefix } = this.#store;
-    // The hash tag keeps both keys on one node of a cluster: the library's key is a hash. A key that the application makes
-    // may serve many throttlers.
+    // The hash tag keeps both keys on one node of a cluster. The throttler's name is part of them, since a key that the
+    // application makes may serve several throttlers.
     const hits = shareOf(`${prefix}hits:${throttlerName}:{${key}}`, limit, ttl);
     if (blockDuration <= 0) {
       const [counted] = await this.#decide([hits]);
@@ -49,11 +49,12 @@ export class RateLimitStorage {
     const name = `${prefix}block:${throttlerName}:{${key}}`;
     const asked = [shareOf(name, BLOCK, blockDuration), hits];
     const [blocked, counted] = await this.#decide(asked);
-    // One that is remembered is told alone.
+    // If the block is a refusal that is remembered, nothing was asked, and there is no verdict on the hits.
     if (blocked?.limited)
       return record({ ...(counted ?? blocked), limited: true }, limit, blocked.retryAfterMs);
     if (!counted?.limited) return record(counted as Verdict, limit, 0);
-    // Of requests that come here at once the first blocks, and gives back all hits: the limit has room for one block.
+    // Of several requests that arrive here at once only the first blocks, as the limit has room for one block. It also
+    // gives back all hits, so that the count starts anew after the block.
     await this.#store.limiter.all([
       ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
       ...rowsOf({ ...hits, cost: -MAX_LIMIT }),

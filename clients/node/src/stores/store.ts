@@ -1,4 +1,4 @@
-// What the stores of other libraries share.
+// The options and the connection that all stores for other libraries share.
 
 import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
 import type { Clock } from "../commands/clock.js";
@@ -8,17 +8,17 @@ import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { duration, type Window } from "../commands/quota.js";
 
 export interface StoreOptions {
-  /** Begins each key; `redis-rl:` if left out. */
+  /** What each key begins with; `redis-rl:` if left out. */
   prefix?: string | undefined;
-  /** How long Redis may take to answer before a request fails; 1000 if left out. */
+  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
-  /** How old a refusal may be that is repeated without asking; 0 if left out, and then none is. */
+  /** For how long a refusal may be repeated without asking Redis; 0 if left out: then every request is asked for. */
   remember?: Window | undefined;
   /** The time, in Unix milliseconds; the server's if left out. */
   clock?: Clock | undefined;
 }
 
-/** What a store asks by: the driver for requests, the limiter for what is none. */
+/** What a store asks through: the driver decides on requests, the limiter sends any other command. */
 export interface Store {
   readonly prefix: string;
   readonly driver: Driver;
