@@ -20,7 +20,7 @@ export interface HoldOptions {
   for?: Window | undefined;
   /** Milliseconds to wait for a place; 0 if left out, and then it is asked for once. */
   timeoutMs?: number | undefined;
-  /** Ends the wait. A place that was taken is given back. */
+  /** Ends the wait, and what was taken by then goes back. A place that is held stays held. */
   signal?: AbortSignal | undefined;
   /** Called once, with the key, if a place could not be renewed for so long that another may hold it by now. */
   onLate?: ((key: Key) => void) | undefined;

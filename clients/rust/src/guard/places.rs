@@ -30,9 +30,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// A place is held until its [`Hold`] is released or dropped. Meanwhile it is renewed every third of
 /// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
 ///
-/// Never are more than `n` at work, except holders that could not renew for `lasting`, of which
-/// [`on_late`](Places::on_late) is told, and after `FLUSHALL` or a `DEL` of the key. A place whose reply was lost is free
-/// again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
+/// At most `n` are at work, except holders that could not renew for `lasting`, of which [`on_late`](Places::on_late) is
+/// told, and after `FLUSHALL`, a `DEL` of the key, lost writes of a server or a step forward of its clock. A place whose
+/// reply was lost is free again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
 /// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
 #[derive(Clone)]

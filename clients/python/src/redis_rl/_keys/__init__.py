@@ -1,7 +1,7 @@
 """What a process decides by itself: units that it has leased, refusals that it remembers, requests by several policies.
 
-Pure: it is told the time and what happens, and says which commands to send and what to answer. ``clients/README.md`` in
-the repository has the rules, ``clients/local.json`` the cases.
+Pure: it is told the time and what happens, and says which commands to send and what to answer. In the repository,
+``clients/porting.md`` has the rules, ``clients/local.json`` the cases.
 """
 
 from .command import Command, Step
