@@ -79,15 +79,17 @@ memcheck: setup-server build ## Run the server tests under valgrind, to find inv
 	@tools/install-missing valgrind
 	tools/memcheck $(REDIS_SERVER)
 
+# In one call, so that dependencies are built once, with the features that the client's tests need.
+RUST_EXAMPLES := --package redis-rl-example --package redis-rl-client --features redis-rl-client/leases --bins --examples
 test-examples: setup-server build wasm target/examples/python target/examples/node ## Run the examples (Python, Node, Rust, nginx) on real servers
 	@tools/install-missing nginx || echo "not tested: examples/nginx" >&2
 	@tools/install-missing prometheus || echo "not tested: examples/monitoring/alerts.yml" >&2
-	cargo build --quiet --locked --package redis-rl-example
+	cargo build --quiet --locked $(RUST_EXAMPLES)
 	cargo test --locked --test examples
 
 test-leases: setup-server build wasm target/examples/python target/examples/node ## Take leases and places of one key in Python, Node and Rust at once
 	@for worker in worker holder; do ln -sfn ../../../tests/leases/$$worker.js target/examples/node/$$worker.js; done
-	cargo build --quiet --locked --package redis-rl-client --features leases --example worker --example holder
+	cargo build --quiet --locked $(RUST_EXAMPLES)
 	cargo test --locked --test leases
 
 # If the packages cannot be installed, the folder is removed and the tests skip that example.
@@ -132,13 +134,14 @@ figures: setup-server build ## Draw the figures in docs, from a server's replies
 bench bench-limiters: export PYTHONPATH := $(CURDIR)/target/bench$(if $(PYTHONPATH),:$(PYTHONPATH))
 bench: export NODE_PATH := $(CURDIR)/target/bench/node_modules
 
-# The Rust client has lints and docs of its own: see clients/rust/check.
+# All in one call, so that dependencies are checked once. clients/rust/check has the docs of the Rust client.
 LINTED_AT_NIGHT := redis-rl-bench redis-rl-example redis-rl-figures
 lint: setup-build docs ## Check formatting, lints and source docs
 	@tools/install-missing lint
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
-	cargo clippy --locked --workspace $(patsubst %,--exclude %,redis-rl-client $(LINTED_AT_NIGHT)) --all-targets -- --deny warnings
+	cargo clippy --locked --workspace $(LINTED_AT_NIGHT:%=--exclude %) --all-targets \
+		--features redis-rl-client/actix,redis-rl-client/axum -- --deny warnings
 
 # These are for readers of the source, so links to private items are fine.
 docs: export RUSTDOCFLAGS = --deny warnings --allow rustdoc::private-intra-doc-links
