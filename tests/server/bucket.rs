@@ -50,10 +50,10 @@ fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_r
     let page = include_str!("../../docs/migrating.md");
     for (before, burst, (units, period), call) in [
         ("CL.THROTTLE user123 15 30 60", 16, (30, 60_000), "RL.BUCKET cell:user123 16 32s"),
-        ("Ratelimit.tokenBucket(5, \"10 s\", 20)", 20, (5, 10_000), "RL.BUCKET user123 20 40s"),
-        ("redis_rate.PerMinute(30)", 30, (30, 60_000), "RL.BUCKET user123 30 1m"),
-        ("capacity(50).refillGreedy(10, Duration.ofSeconds(1))", 50, (10, 1_000), "RL.BUCKET user123 50 5s"),
-        ("rate=10r/s", 21, (10, 1_000), "RL.BUCKET user123 21 2100ms"),
+        ("Ratelimit.tokenBucket(5, \"10 s\", 20)", 20, (5, 10_000), "RL.BUCKET search:bob 20 40s"),
+        ("redis_rate.PerMinute(30)", 30, (30, 60_000), "RL.BUCKET mail:bob 30 1m"),
+        ("capacity(50).refillGreedy(10, Duration.ofSeconds(1))", 50, (10, 1_000), "RL.BUCKET api:bob 50 5s"),
+        ("rate=10r/s", 21, (10, 1_000), "RL.BUCKET page:bob 21 2100ms"),
     ] {
         assert!(page.contains(before), "{before}");
         assert!(page.contains(&format!("`{call}`")), "{call}");
