@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, Request, Response};
 use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
-use redis_rl_client::web::{Fail, Guard, Policy, answer, client_address};
+use redis_rl_client::web::{Fail, Guard, Policy, client_address};
 use redis_rl_client::{
     Algorithm, All, Decision, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
     cmd,
@@ -492,37 +492,42 @@ fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
     let quota = |pair: &Json| Some(Quota::new(pair[0].as_u64()?, Duration::from_secs(pair[1].as_u64()?)));
     pairs.iter().map(quota).collect::<Option<_>>().map(Ok)
 }
-#[test]
-fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
-    let server = Server::start();
-    let mut connection = server.connect();
+
+#[tokio::test]
+async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
     for case in cases().http {
-        for step in &case.before {
-            step.check(&mut connection, &case.name);
-        }
+        let (mut memory, key) = (MemoryLimiter::new(), case.rows[0].key.clone());
         let name = |policy: &PolicyCase| {
             let suffix = format!("-{}", policy.window);
             policy.name.strip_suffix(&suffix).expect("a policy named by its window").to_owned()
         };
+        let policy = name(&case.policies[0]);
+        for step in &case.before {
+            let mut words = step.words.clone();
+            words[1] = format!("{policy}:{key}");
+            let _: Value = plain(&words).query(&mut memory).expect("a reply");
+        }
         let quota =
             |policy: &PolicyCase| format!("{}/{}", policy.limit, policy.window).parse().expect("a quota");
         let quotas: Vec<Quota> = case.policies.iter().map(quota).collect();
-        let mut policy = Policy::new(name(&case.policies[0]), quotas).expect("a policy");
+        let mut policy =
+            Policy::new(policy, quotas).expect("a policy").algorithm(algorithm(&case.rows[0].algorithm));
         if let Some(unit) = &case.policies[0].unit {
             policy = policy.unit(unit);
         }
-
-        let decided = connection.rl_all(&request(&case.rows).at(time(case.at))).expect("a decision");
-        assert_eq!(decision(decided.clone()), case.reply, "{}", case.name);
-        let (status, headers, body) = match answer(&policy, &decided) {
-            Ok(fields) => (200, fields, Json::Null),
+        memory.set_time(time(case.at));
+        let taken = Guard::new(memory, policy).expect("a policy").take(key, case.rows[0].cost).await;
+        let (decided, status, headers, body) = match taken {
+            Ok(taken) => (taken.decision(), 200, taken.fields(), Json::Null),
             Err(refusal) => {
+                let decided = refusal.decision().cloned();
                 let response = Response::<String>::from(refusal);
                 let body = serde_json::from_str(response.body()).expect("JSON");
                 assert_eq!(response.headers()["content-type"], "application/problem+json");
-                (response.status().as_u16(), response.headers().clone(), body)
+                (decided, response.status().as_u16(), response.headers().clone(), body)
             }
         };
+        assert_eq!(decision(decided.expect("a decision")), case.reply, "{}", case.name);
         assert_eq!(status, case.status, "{}", case.name);
         for (name, value) in &case.fields {
             let field = headers.get(name).map(|value| value.to_str().expect("ASCII"));

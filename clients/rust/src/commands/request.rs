@@ -1,6 +1,5 @@
 //! The arguments of commands, besides keys and quotas.
 
-use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
@@ -135,18 +134,17 @@ impl ToRedisArgs for Take {
 ///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
 ///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct All {
     rows: Cmd,
-    force: bool,
-    at: Option<SystemTime>,
+    options: Take,
 }
 
 impl All {
     /// A request without a key. Add keys with 1 to 64 quotas in all.
     pub fn new() -> All {
-        All { rows: with_room("RL.ALL"), force: false, at: None }
+        All { rows: with_room("RL.ALL"), options: Take::cost(1) }
     }
 
     /// Adds a key, its algorithm, its quotas and its cost. A cost of 0 only looks, a negative one gives units back.
@@ -165,29 +163,18 @@ impl All {
 
     /// Counts every key even if some refuse.
     pub fn force(mut self) -> All {
-        self.force = true;
+        self.options = self.options.force();
         self
     }
 
     /// Decides as of this time, rounded down to a millisecond, instead of the server's clock.
     pub fn at(mut self, at: SystemTime) -> All {
-        self.at = Some(at);
+        self.options = self.options.at(at);
         self
     }
 
     pub(crate) fn cmd(&self) -> Cmd {
-        let mut cmd = self.rows.clone();
-        if self.force {
-            cmd.arg("FORCE");
-        }
-        write_at(&mut cmd, self.at);
-        cmd
-    }
-}
-
-impl fmt::Debug for All {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("All").field("force", &self.force).field("at", &self.at).finish_non_exhaustive()
+        self.rows.clone().arg(self.options).take()
     }
 }
 

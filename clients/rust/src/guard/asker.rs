@@ -74,6 +74,12 @@ impl Asker {
         Asker::of(settings, self.nodes().announcer())
     }
 
+    /// An asker with the same settings that decides in this process.
+    #[cfg(feature = "web")]
+    pub fn in_memory(&self) -> Asker {
+        self.with(|settings| settings.redis = crate::MemoryLimiter::new().into())
+    }
+
     fn of(settings: AskerSettings, announcer: Announcer) -> Asker {
         let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
