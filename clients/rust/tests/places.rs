@@ -217,6 +217,26 @@ async fn a_place_is_renewed_though_its_hook_panics() {
     assert!(place.is_late());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_place_that_goes_back_is_at_once_that_of_a_waiter_of_its_key() {
+    let places = Places::new(MemoryLimiter::new()).timeout(PATIENCE);
+    let [place, other] = ["jobs", "others"].map(|key| places.hold(key, 1));
+    let (place, _other) = (place.await.expect("an answer"), other.await.expect("an answer"));
+    let mut waiters = JoinSet::new();
+    for key in ["jobs", "others", "jobs", "jobs"] {
+        let places = places.clone();
+        waiters.spawn(async move { hold(&places, key, 1).await.map(drop).map(|()| key) });
+    }
+    // By then they ask only about once a second.
+    sleep(10 * SECOND).await;
+    let since = Instant::now();
+    drop(place);
+    for _ in 0..3 {
+        assert_eq!(waiters.join_next().await.expect("a waiter").expect("no panic"), Some("jobs"));
+    }
+    assert_eq!(since.elapsed(), Duration::ZERO);
+}
+
 #[test]
 #[should_panic(expected = "a place lasts from 100 ms to 3650 days")]
 fn places_last_long_enough_to_be_renewed() {
