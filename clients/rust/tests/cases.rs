@@ -209,7 +209,7 @@ impl Step {
             "sliding" => cmd::sliding(&self.key, quotas()?, self.take()),
             "log" => cmd::log(&self.key, quotas()?, self.take()),
             "bucket" => cmd::bucket(&self.key, quotas()?, self.take()),
-            "peek" => cmd::peek(&self.key, quotas()?, self.peek()),
+            "peek" => cmd::peek(&self.key, quotas()?, self.take()),
             "info" => cmd::info(&self.key),
             "all" => cmd::all(&self.all()),
             other => panic!("{other} is no call"),
@@ -223,7 +223,7 @@ impl Step {
             "sliding" => connection.rl_sliding(&self.key, quotas, self.take()).map(figures),
             "log" => connection.rl_log(&self.key, quotas, self.take()).map(figures),
             "bucket" => connection.rl_bucket(&self.key, quotas, self.take()).map(figures),
-            "peek" => connection.rl_peek(&self.key, quotas, self.peek()).map(figures),
+            "peek" => connection.rl_peek(&self.key, quotas, self.take()).map(figures),
             "info" => connection.rl_info(&self.key).map(|info| info.map_or(Json::Null, info_map)),
             "all" => connection.rl_all(&self.all()).map(decision),
             other => panic!("{other} is no call"),
@@ -250,20 +250,12 @@ impl Step {
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
-    fn peek(&self) -> Take {
-        let peek = Take::cost(self.cost.unwrap_or(1));
-        self.at.map_or(peek, |at| peek.at(time(at)))
-    }
-
     fn all(&self) -> All {
         let mut all = request(&self.rows);
         if self.force {
             all = all.force();
         }
-        match self.at {
-            Some(at) => all.at(time(at)),
-            None => all,
-        }
+        if let Some(at) = self.at { all.at(time(at)) } else { all }
     }
 
     /// The words, with windows as a `Duration` is written: in the largest unit in which it is whole.
@@ -371,12 +363,9 @@ fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
             continue;
         }
         let quotas = quotas.expect(&case.text);
-        let pairs: Vec<(u64, String)> = quotas
-            .iter()
-            .map(|quota| (quota.limit, quota.to_string()))
-            .map(|(limit, text)| (limit, text.split_once('/').expect("a window").1.to_owned()))
-            .collect();
-        assert_eq!(pairs, case.quotas, "{:?}", case.text);
+        let expected: Vec<String> =
+            case.quotas.iter().map(|(limit, window)| format!("{limit}/{window}")).collect();
+        assert_eq!(quotas.to_string(), expected.join(", "), "{:?}", case.text);
     }
 }
 

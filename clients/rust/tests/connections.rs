@@ -199,14 +199,6 @@ async fn multiplexed_connections_and_managers_have_the_commands() {
     }
 }
 
-#[tokio::test]
-async fn futures_can_be_sent_to_another_thread() {
-    let server = Server::start();
-    let mut connection = server.connect_async("resp2").await;
-    let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
-    assert!(!task.await.expect("no panic").expect("a verdict").limited);
-}
-
 /// Whether Redis decides.
 async fn is_decided(redis: Redis) -> bool {
     let guard = Guard::new(redis.timeout(PATIENCE), "5/h").expect("a policy").fail(Fail::Closed);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::forwarder::Forwarder;
-use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, used};
+use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, until, used};
 use redis_rl_client::{Hold, MemoryLimiter, Places, Redis, RlCommands};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -21,14 +21,6 @@ fn places(server: &Server) -> Places {
 
 async fn hold(places: &Places, key: &str, n: u64) -> Option<Hold> {
     places.hold(key, n).await.expect("an answer")
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// So many tasks, each of which waits for one of five places, and works for a moment. The most that worked at once.

@@ -402,3 +402,12 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
         thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// The same, while other tasks of the runtime go on.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
