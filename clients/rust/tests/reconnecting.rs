@@ -95,7 +95,7 @@ const CLIENTS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 #[tokio::test]
 async fn of_a_cluster_one_silent_connection_is_given_up_though_the_other_nodes_answer() {
-    let cluster = Cluster::behind_forwarders();
+    let cluster = Cluster::behind_forwarders(Duration::ZERO);
     let guard = guard(cluster.redis());
     for client in CLIENTS {
         decided(&guard, client).await;
@@ -197,7 +197,7 @@ async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_wit
 
 #[tokio::test]
 async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
+    let cluster = Cluster::behind_forwarders(Duration::from_millis(200));
     let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease);
     tokio::join!(by(0), by(100));
 }
@@ -206,7 +206,7 @@ async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided
 #[tokio::test]
 async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
     let delay = Duration::from_millis(60);
-    let cluster = Cluster::behind_slow_forwarders(delay);
+    let cluster = Cluster::behind_forwarders(delay);
     let leases = Leases::new(cluster.redis().timeout(PATIENCE), Algorithm::Log, HOURLY).units(8);
     leases.take("hot", 1).await.expect("a verdict");
     let mut spent = Vec::new();
@@ -245,7 +245,7 @@ async fn a_give_back_whose_reply_is_lost_is_not_sent_again() {
 
 #[tokio::test]
 async fn nor_is_it_on_a_cluster() {
-    let cluster = Cluster::behind_forwarders();
+    let cluster = Cluster::behind_forwarders(Duration::ZERO);
     let direct = cluster.client().get_connection().expect("the cluster answers");
     assert_eq!(used_after_a_lost_give_back(direct, cluster.redis(), &cluster.forwarders).await, 4);
 }

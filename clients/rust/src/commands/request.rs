@@ -186,14 +186,11 @@ impl Default for All {
 
 pub(crate) fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTime>) {
     let Some(at) = at else { return };
+    let since = at.duration_since(UNIX_EPOCH).map(|since| since.as_nanos() as i128);
+    // The server refuses a time before 1970.
+    let nanos = since.unwrap_or_else(|before| -(before.duration().as_nanos() as i128));
     out.write_arg(b"AT");
-    match at.duration_since(UNIX_EPOCH) {
-        Ok(since) => out.write_arg_fmt(since.as_millis()),
-        // The server refuses a time before 1970.
-        Err(before) => {
-            out.write_arg_fmt(format_args!("-{}", before.duration().as_nanos().div_ceil(1_000_000)))
-        }
-    }
+    out.write_arg_fmt(nanos.div_euclid(1_000_000));
 }
 
 /// A command with memory for its usual arguments.
