@@ -186,20 +186,15 @@ async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, 
 }
 
 #[tokio::test]
-async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    let server = Server::start();
-    let by = async |lease| {
-        let network = Forwarder::start(server.port(), Duration::from_millis(200));
-        every_request_is_decided_four_fifths_of_the_timeout_away(network.client().into(), lease).await;
-    };
-    tokio::join!(by(0), by(100));
-}
-
-#[tokio::test]
-async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    let cluster = Cluster::behind_forwarders(Duration::from_millis(200));
-    let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease);
-    tokio::join!(by(0), by(100));
+async fn with_redis_or_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
+    let delay = Duration::from_millis(200);
+    let (server, cluster) = (Server::start(), Cluster::behind_forwarders(delay));
+    let network = Forwarder::start(server.port(), delay);
+    for redis in [network.client().into(), cluster.redis()] {
+        // On connections of their own.
+        let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(redis.clone(), lease);
+        tokio::join!(by(0), by(100));
+    }
 }
 
 /// A give-back and the next lease leave together: neither waits for the other.
@@ -236,15 +231,11 @@ async fn used_after_a_lost_give_back(direct: impl RlCommands, redis: Redis, netw
 }
 
 #[tokio::test]
-async fn a_give_back_whose_reply_is_lost_is_not_sent_again() {
+async fn a_give_back_whose_reply_is_lost_is_not_sent_again_nor_is_it_on_a_cluster() {
     let server = Server::start();
     let network = [Forwarder::start(server.port(), Duration::ZERO)];
     let redis = network[0].client().into();
     assert_eq!(used_after_a_lost_give_back(server.connect(), redis, &network).await, 4);
-}
-
-#[tokio::test]
-async fn nor_is_it_on_a_cluster() {
     let cluster = Cluster::behind_forwarders(Duration::ZERO);
     let direct = cluster.client().get_connection().expect("the cluster answers");
     assert_eq!(used_after_a_lost_give_back(direct, cluster.redis(), &cluster.forwarders).await, 4);

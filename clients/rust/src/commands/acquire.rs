@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 #[cfg(feature = "tokio-comp")]
 use {redis::RedisError, tokio::sync::oneshot};
 
-use super::clock::Clock;
+use super::clock::{Clock, Time};
 use super::cmd;
 use super::quota::Quota;
 use super::reply::{Decision, Verdict};
@@ -70,10 +70,9 @@ impl fmt::Debug for Acquire {
 pub(crate) struct Asked {
     acquire: Acquire,
     take: Cmd,
-    #[cfg(feature = "tokio-comp")]
     give_back: Cmd,
-    began: Instant,
-    began_at: Option<SystemTime>,
+    time: Time,
+    began: Duration,
 }
 
 impl Asked {
@@ -88,14 +87,9 @@ impl Asked {
             1 => cmd::by(algorithm, &key, quotas, Take::cost(1).partial()),
             cost => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
         };
-        Asked {
-            take,
-            #[cfg(feature = "tokio-comp")]
-            give_back: cmd::by(algorithm, &key, quotas, acquire.cost.saturating_neg()),
-            began: Instant::now(),
-            began_at: acquire.clock.at(),
-            acquire,
-        }
+        let give_back = cmd::by(algorithm, &key, quotas, acquire.cost.saturating_neg());
+        let time = Time::of(acquire.clock.clone());
+        Asked { take, give_back, began: time.now(), time, acquire }
     }
 
     fn command(&self) -> Cmd {
@@ -107,10 +101,7 @@ impl Asked {
     /// How long to sleep before asking again. `None` if the verdict is the answer.
     fn pause(&self, verdict: &Verdict) -> Option<Duration> {
         let wait = verdict.retry_after.filter(|_| verdict.limited)?;
-        let gone = match (self.began_at, self.acquire.clock.at()) {
-            (Some(began), Some(now)) => now.duration_since(began).unwrap_or_default(),
-            _ => self.began.elapsed(),
-        };
+        let gone = self.time.now() - self.began;
         let in_time = self.acquire.timeout.is_none_or(|timeout| gone.saturating_add(wait) <= timeout);
         in_time.then_some(wait)
     }

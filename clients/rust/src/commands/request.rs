@@ -53,7 +53,6 @@ impl ToRedisArgs for Algorithm {
 impl ToSingleRedisArg for Algorithm {}
 
 /// The largest cost that the commands accept.
-#[cfg(feature = "leases")]
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 
 /// The cost of a request, and options. A number converts into a cost without options.
@@ -199,7 +198,6 @@ pub(crate) fn with_room(name: &str) -> Cmd {
 }
 
 /// The slot of a key on a cluster: the CRC16 of its hash tag, or of the whole key.
-#[cfg(feature = "leases")]
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|start| {
