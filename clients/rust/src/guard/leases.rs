@@ -81,7 +81,7 @@ impl Leases {
             return Ok(verdict);
         }
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
-        let (held, answer) = self.asker.take(vec![share]).await;
+        let (mut held, answer) = self.asker.take(vec![share]).await;
         held.keep();
         answer.map(|answer| {
             let verdict = answer.decision().tightest().expect("a row for each quota");
