@@ -177,7 +177,7 @@ impl Known {
         self.name.extend([rules.algorithm as u8, rules.quotas.len() as u8]);
         for quota in &rules.quotas {
             self.name.extend(quota.limit.to_le_bytes());
-            self.name.extend(quota.window.as_nanos().to_le_bytes());
+            self.name.extend((quota.window.as_nanos() as u64).to_le_bytes());
         }
         self.name.extend_from_slice(key);
         &self.name
