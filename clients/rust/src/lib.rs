@@ -28,6 +28,10 @@
 //! cluster connection of redis-rs sends a command again, and may count or give back twice; guards and leases do not.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(feature = "aio"))))]
 
+#[cfg_attr(
+    not(feature = "leases"),
+    allow(dead_code, unused_imports, reason = "leases and guards use more of it")
+)]
 mod commands;
 #[cfg(feature = "web")]
 mod frameworks;

@@ -10,5 +10,5 @@
 #[cfg(feature = "tower")]
 pub use crate::frameworks::RateLimit;
 pub use crate::guard::{
-    Costs, Fail, Guard, Policies, Policy, Refusal, Requester, Reservation, answer, client_address,
+    Costs, Fail, Guard, Policies, Policy, Refusal, Requester, Reservation, client_address,
 };

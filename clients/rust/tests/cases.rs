@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, Request, Response};
 use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
-use redis_rl_client::web::{Fail, Guard, Policy, answer, client_address};
+use redis_rl_client::web::{Fail, Guard, Policy, client_address};
 use redis_rl_client::{
     Algorithm, All, Decision, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
     cmd,
@@ -209,7 +209,7 @@ impl Step {
             "sliding" => cmd::sliding(&self.key, quotas()?, self.take()),
             "log" => cmd::log(&self.key, quotas()?, self.take()),
             "bucket" => cmd::bucket(&self.key, quotas()?, self.take()),
-            "peek" => cmd::peek(&self.key, quotas()?, self.peek()),
+            "peek" => cmd::peek(&self.key, quotas()?, self.take()),
             "info" => cmd::info(&self.key),
             "all" => cmd::all(&self.all()),
             other => panic!("{other} is no call"),
@@ -223,7 +223,7 @@ impl Step {
             "sliding" => connection.rl_sliding(&self.key, quotas, self.take()).map(figures),
             "log" => connection.rl_log(&self.key, quotas, self.take()).map(figures),
             "bucket" => connection.rl_bucket(&self.key, quotas, self.take()).map(figures),
-            "peek" => connection.rl_peek(&self.key, quotas, self.peek()).map(figures),
+            "peek" => connection.rl_peek(&self.key, quotas, self.take()).map(figures),
             "info" => connection.rl_info(&self.key).map(|info| info.map_or(Json::Null, info_map)),
             "all" => connection.rl_all(&self.all()).map(decision),
             other => panic!("{other} is no call"),
@@ -250,20 +250,12 @@ impl Step {
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
-    fn peek(&self) -> Take {
-        let peek = Take::cost(self.cost.unwrap_or(1));
-        self.at.map_or(peek, |at| peek.at(time(at)))
-    }
-
     fn all(&self) -> All {
         let mut all = request(&self.rows);
         if self.force {
             all = all.force();
         }
-        match self.at {
-            Some(at) => all.at(time(at)),
-            None => all,
-        }
+        if let Some(at) = self.at { all.at(time(at)) } else { all }
     }
 
     /// The words, with windows as a `Duration` is written: in the largest unit in which it is whole.
@@ -371,12 +363,9 @@ fn texts_of_quotas_mean_what_the_table_says_or_are_refused_by_name() {
             continue;
         }
         let quotas = quotas.expect(&case.text);
-        let pairs: Vec<(u64, String)> = quotas
-            .iter()
-            .map(|quota| (quota.limit, quota.to_string()))
-            .map(|(limit, text)| (limit, text.split_once('/').expect("a window").1.to_owned()))
-            .collect();
-        assert_eq!(pairs, case.quotas, "{:?}", case.text);
+        let expected: Vec<String> =
+            case.quotas.iter().map(|(limit, window)| format!("{limit}/{window}")).collect();
+        assert_eq!(quotas.to_string(), expected.join(", "), "{:?}", case.text);
     }
 }
 
@@ -492,37 +481,42 @@ fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
     let quota = |pair: &Json| Some(Quota::new(pair[0].as_u64()?, Duration::from_secs(pair[1].as_u64()?)));
     pairs.iter().map(quota).collect::<Option<_>>().map(Ok)
 }
-#[test]
-fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
-    let server = Server::start();
-    let mut connection = server.connect();
+
+#[tokio::test]
+async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
     for case in cases().http {
-        for step in &case.before {
-            step.check(&mut connection, &case.name);
-        }
+        let (mut memory, key) = (MemoryLimiter::new(), case.rows[0].key.clone());
         let name = |policy: &PolicyCase| {
             let suffix = format!("-{}", policy.window);
             policy.name.strip_suffix(&suffix).expect("a policy named by its window").to_owned()
         };
+        let policy = name(&case.policies[0]);
+        for step in &case.before {
+            let mut words = step.words.clone();
+            words[1] = format!("{policy}:{key}");
+            let _: Value = plain(&words).query(&mut memory).expect("a reply");
+        }
         let quota =
             |policy: &PolicyCase| format!("{}/{}", policy.limit, policy.window).parse().expect("a quota");
         let quotas: Vec<Quota> = case.policies.iter().map(quota).collect();
-        let mut policy = Policy::new(name(&case.policies[0]), quotas).expect("a policy");
+        let mut policy =
+            Policy::new(policy, quotas).expect("a policy").algorithm(algorithm(&case.rows[0].algorithm));
         if let Some(unit) = &case.policies[0].unit {
             policy = policy.unit(unit);
         }
-
-        let decided = connection.rl_all(&request(&case.rows).at(time(case.at))).expect("a decision");
-        assert_eq!(decision(decided.clone()), case.reply, "{}", case.name);
-        let (status, headers, body) = match answer(&policy, &decided) {
-            Ok(fields) => (200, fields, Json::Null),
+        memory.set_time(time(case.at));
+        let taken = Guard::new(memory, policy).expect("a policy").take(key, case.rows[0].cost).await;
+        let (decided, status, headers, body) = match taken {
+            Ok(taken) => (taken.decision(), 200, taken.fields(), Json::Null),
             Err(refusal) => {
+                let decided = refusal.decision().cloned();
                 let response = Response::<String>::from(refusal);
                 let body = serde_json::from_str(response.body()).expect("JSON");
                 assert_eq!(response.headers()["content-type"], "application/problem+json");
-                (response.status().as_u16(), response.headers().clone(), body)
+                (decided, response.status().as_u16(), response.headers().clone(), body)
             }
         };
+        assert_eq!(decision(decided.expect("a decision")), case.reply, "{}", case.name);
         assert_eq!(status, case.status, "{}", case.name);
         for (name, value) in &case.fields {
             let field = headers.get(name).map(|value| value.to_str().expect("ASCII"));

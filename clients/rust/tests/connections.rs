@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
-use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+use redis::aio::ConnectionLike;
 use redis::auth::{BasicAuth, StreamingCredentialsProvider};
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{AsyncConnectionConfig, Client, RedisResult, TlsCertificates};
@@ -153,6 +153,7 @@ where
         assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
     }
     leases.close().await;
+    assert_eq!(connection.rl_info("missing").await, Ok(None));
     let mut pipeline = redis::pipe();
     pipeline.add_command(cmd::log("{x}direct", three, 0)).add_command(cmd::info("{x}direct"));
     let (verdict, info): (Verdict, Option<Info>) =
@@ -181,30 +182,6 @@ async fn every_adapter_works_on_every_kind_of_connection() {
     let plain = cluster.client().get_async_connection().await.expect("it answers");
     every_adapter_works_on(plain, cluster.redis().timeout(PATIENCE)).await;
     assert_eq!(cluster.redirections(), 0);
-}
-
-#[tokio::test]
-async fn multiplexed_connections_and_managers_have_the_commands() {
-    let server = Server::start();
-    for protocol in ["resp2", "resp3"] {
-        let mut multiplexed: MultiplexedConnection = server.connect_async(protocol).await;
-        let mut manager: ConnectionManager = server.manager(protocol).await;
-        let take = Take::cost(1).at(noon());
-        assert_eq!(multiplexed.rl_log(protocol, HOURLY, take).await, Ok(remaining(99)));
-        assert_eq!(manager.rl_log(protocol, HOURLY, take).await, Ok(remaining(98)));
-        assert_eq!(manager.rl_info("missing").await, Ok(None));
-        manager.rl_log(protocol, HOURLY, 1).await.expect("a verdict");
-        let info = manager.rl_info(protocol).await.expect("a reply").expect("a key");
-        assert_eq!((info.algorithm, info.entries), (Algorithm::Log, Some(1)));
-    }
-}
-
-#[tokio::test]
-async fn futures_can_be_sent_to_another_thread() {
-    let server = Server::start();
-    let mut connection = server.connect_async("resp2").await;
-    let task = tokio::spawn(async move { connection.rl_log("a", &[HOURLY], 1).await });
-    assert!(!task.await.expect("no panic").expect("a verdict").limited);
 }
 
 /// Whether Redis decides.

@@ -152,7 +152,8 @@ fn history(seed: u64, loses: bool) {
     let hour = Quota::new(LIMIT, Duration::from_secs(3_600));
     let rules = |key| {
         let units = if key < 2 { 4 } else { 0 };
-        Arc::new(Rules::new(Algorithm::Log, &[hour], Duration::from_millis(20), units))
+        let lease = Duration::from_millis(20);
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas: vec![hour], lease, units })
     };
     let rules: Vec<Arc<Rules>> = (0..KEYS.len()).map(rules).collect();
     let mut keys_of = BTreeMap::new();

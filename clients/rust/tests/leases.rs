@@ -1,8 +1,8 @@
 //! Leases on real servers.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::server::{Cluster, PATIENCE, Server, used};
+use crate::server::{Cluster, PATIENCE, Server, until, used};
 use redis_rl_client::{Algorithm, Leases, Quota, RlCommands, Take};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -29,14 +29,6 @@ async fn burst(leases: &Leases, key: &'static str, requests: usize) -> usize {
         });
     }
     tasks.join_all().await.iter().sum()
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::forwarder::Forwarder;
-use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, used};
+use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, until, used};
 use redis_rl_client::{Hold, MemoryLimiter, Places, Redis, RlCommands};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -21,14 +21,6 @@ fn places(server: &Server) -> Places {
 
 async fn hold(places: &Places, key: &str, n: u64) -> Option<Hold> {
     places.hold(key, n).await.expect("an answer")
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// So many tasks, each of which waits for one of five places, and works for a moment. The most that worked at once.
@@ -215,6 +207,26 @@ async fn a_place_is_renewed_though_its_hook_panics() {
     until("the hook", || told.load(SeqCst) > 0).await;
     assert!(hold(&places, "jobs", 1).await.is_none());
     assert!(place.is_late());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_that_goes_back_is_at_once_that_of_a_waiter_of_its_key() {
+    let places = Places::new(MemoryLimiter::new()).timeout(PATIENCE);
+    let [place, other] = ["jobs", "others"].map(|key| places.hold(key, 1));
+    let (place, _other) = (place.await.expect("an answer"), other.await.expect("an answer"));
+    let mut waiters = JoinSet::new();
+    for key in ["jobs", "others", "jobs", "jobs"] {
+        let places = places.clone();
+        waiters.spawn(async move { hold(&places, key, 1).await.map(drop).map(|()| key) });
+    }
+    // By then they ask only about once a second.
+    sleep(10 * SECOND).await;
+    let since = Instant::now();
+    drop(place);
+    for _ in 0..3 {
+        assert_eq!(waiters.join_next().await.expect("a waiter").expect("no panic"), Some("jobs"));
+    }
+    assert_eq!(since.elapsed(), Duration::ZERO);
 }
 
 #[test]

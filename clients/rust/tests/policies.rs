@@ -12,7 +12,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
-use redis_rl_client::web::{Fail, Guard, Policies, Refusal};
+use redis_rl_client::web::{Fail, Guard, Policies};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::limits::{guard, policy};
@@ -192,16 +192,10 @@ async fn a_server_that_is_silent_is_told_as_a_timeout() {
 #[tokio::test]
 async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_unless_it_has_its_own() {
     let server = Server::start();
-    let guard = guard(&server, policy("requests", "0/1h"));
-    let answer = |head: &Parts, refusal: Refusal| {
-        let mut response = Response::new(format!("{} of {}", refusal.status(), head.method));
-        *response.status_mut() = StatusCode::IM_A_TEAPOT;
-        response.headers_mut().insert("ratelimit", HeaderValue::from_static("own"));
-        response
-    };
-    let layer = guard.on_limited(move |head, decision, refusal| {
+    let layer = guard(&server, policy("requests", "0/1h")).on_limited(|head, decision, refusal| {
         assert!(decision.limited);
-        answer(head, refusal)
+        let own = Response::builder().status(StatusCode::IM_A_TEAPOT).header("ratelimit", "own");
+        own.body(format!("{} of {}", refusal.status(), head.method)).expect("a response")
     });
     let response = ask(&layer, request(&[])).await;
     assert_eq!((response.status(), &**response.body()), (StatusCode::IM_A_TEAPOT, "403 Forbidden of GET"));

@@ -95,7 +95,7 @@ const CLIENTS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 #[tokio::test]
 async fn of_a_cluster_one_silent_connection_is_given_up_though_the_other_nodes_answer() {
-    let cluster = Cluster::behind_forwarders();
+    let cluster = Cluster::behind_forwarders(Duration::ZERO);
     let guard = guard(cluster.redis());
     for client in CLIENTS {
         decided(&guard, client).await;
@@ -186,27 +186,22 @@ async fn every_request_is_decided_four_fifths_of_the_timeout_away(redis: Redis, 
 }
 
 #[tokio::test]
-async fn with_redis_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    let server = Server::start();
-    let by = async |lease| {
-        let network = Forwarder::start(server.port(), Duration::from_millis(200));
-        every_request_is_decided_four_fifths_of_the_timeout_away(network.client().into(), lease).await;
-    };
-    tokio::join!(by(0), by(100));
-}
-
-#[tokio::test]
-async fn with_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
-    let cluster = Cluster::behind_slow_forwarders(Duration::from_millis(200));
-    let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(cluster.redis(), lease);
-    tokio::join!(by(0), by(100));
+async fn with_redis_or_a_cluster_four_fifths_of_the_timeout_away_every_request_is_decided_with_leases_too() {
+    let delay = Duration::from_millis(200);
+    let (server, cluster) = (Server::start(), Cluster::behind_forwarders(delay));
+    let network = Forwarder::start(server.port(), delay);
+    for redis in [network.client().into(), cluster.redis()] {
+        // On connections of their own.
+        let by = |lease| every_request_is_decided_four_fifths_of_the_timeout_away(redis.clone(), lease);
+        tokio::join!(by(0), by(100));
+    }
 }
 
 /// A give-back and the next lease leave together: neither waits for the other.
 #[tokio::test]
 async fn on_a_cluster_a_hot_key_waits_for_one_round_trip_at_most() {
     let delay = Duration::from_millis(60);
-    let cluster = Cluster::behind_slow_forwarders(delay);
+    let cluster = Cluster::behind_forwarders(delay);
     let leases = Leases::new(cluster.redis().timeout(PATIENCE), Algorithm::Log, HOURLY).units(8);
     leases.take("hot", 1).await.expect("a verdict");
     let mut spent = Vec::new();
@@ -236,16 +231,12 @@ async fn used_after_a_lost_give_back(direct: impl RlCommands, redis: Redis, netw
 }
 
 #[tokio::test]
-async fn a_give_back_whose_reply_is_lost_is_not_sent_again() {
+async fn a_give_back_whose_reply_is_lost_is_not_sent_again_nor_is_it_on_a_cluster() {
     let server = Server::start();
     let network = [Forwarder::start(server.port(), Duration::ZERO)];
     let redis = network[0].client().into();
     assert_eq!(used_after_a_lost_give_back(server.connect(), redis, &network).await, 4);
-}
-
-#[tokio::test]
-async fn nor_is_it_on_a_cluster() {
-    let cluster = Cluster::behind_forwarders();
+    let cluster = Cluster::behind_forwarders(Duration::ZERO);
     let direct = cluster.client().get_connection().expect("the cluster answers");
     assert_eq!(used_after_a_lost_give_back(direct, cluster.redis(), &cluster.forwarders).await, 4);
 }

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-#[cfg(feature = "tokio-comp")]
-use redis::RedisError;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
+#[cfg(feature = "tokio-comp")]
+use {redis::RedisError, tokio::sync::oneshot};
 
-use super::clock::Clock;
+use super::clock::{Clock, Time};
 use super::cmd;
 use super::quota::Quota;
 use super::reply::{Decision, Verdict};
@@ -70,13 +70,9 @@ impl fmt::Debug for Acquire {
 pub(crate) struct Asked {
     acquire: Acquire,
     take: Cmd,
-    #[cfg_attr(
-        not(feature = "tokio-comp"),
-        expect(dead_code, reason = "a blocking waiter cannot be dropped")
-    )]
     give_back: Cmd,
-    began: Instant,
-    began_at: Option<SystemTime>,
+    time: Time,
+    began: Duration,
 }
 
 impl Asked {
@@ -92,7 +88,8 @@ impl Asked {
             cost => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
         };
         let give_back = cmd::by(algorithm, &key, quotas, acquire.cost.saturating_neg());
-        Asked { take, give_back, began: Instant::now(), began_at: acquire.clock.at(), acquire }
+        let time = Time::of(acquire.clock.clone());
+        Asked { take, give_back, began: time.now(), time, acquire }
     }
 
     fn command(&self) -> Cmd {
@@ -104,10 +101,7 @@ impl Asked {
     /// How long to sleep before asking again. `None` if the verdict is the answer.
     fn pause(&self, verdict: &Verdict) -> Option<Duration> {
         let wait = verdict.retry_after.filter(|_| verdict.limited)?;
-        let gone = match (self.began_at, self.acquire.clock.at()) {
-            (Some(began), Some(now)) => now.duration_since(began).unwrap_or_default(),
-            _ => self.began.elapsed(),
-        };
+        let gone = self.time.now() - self.began;
         let in_time = self.acquire.timeout.is_none_or(|timeout| gone.saturating_add(wait) <= timeout);
         in_time.then_some(wait)
     }
@@ -126,19 +120,28 @@ impl Asked {
         C: redis::aio::ConnectionLike + Clone + Send + 'static,
     {
         loop {
-            let (cost, command, give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
-            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let (cost, command, mut give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
+            let (sender, receiver) = oneshot::channel();
             let mut connection = connection.clone();
             // The task lives on if this future is dropped, and gives back what the command has taken.
             tokio::spawn(async move {
                 let reply: RedisResult<Value> = command.query_async(&mut connection).await;
                 let verdict = reply.and_then(|reply| read(cost, reply));
-                let _ = sender.send(Unread { verdict, give_back: Some((give_back, connection)) });
+                let at = match &verdict {
+                    Ok(Verdict { limited: false, taken: Some(1..), at, .. }) => Some(*at),
+                    _ => None,
+                };
+                let (received, is_received) = oneshot::channel::<()>();
+                let _ = sender.send((verdict, received));
+                if let (Some(at), Err(_)) = (at, is_received.await) {
+                    write_at(&mut give_back, at);
+                    let _: RedisResult<Value> = give_back.query_async(&mut connection).await;
+                }
             });
             let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
-            let mut unread = receiver.await.map_err(ended)?;
-            unread.give_back = None;
-            let verdict = unread.verdict.clone()?;
+            let (verdict, received) = receiver.await.map_err(ended)?;
+            let _ = received.send(());
+            let verdict = verdict?;
             let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
             match &self.acquire.sleep {
                 Some(sleep) => sleep(pause),
@@ -156,26 +159,4 @@ fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
     let verdict = Decision::from_redis_value(reply)?.tightest();
     let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
     Ok(Verdict { taken: Some(if verdict.limited { 0 } else { cost }), ..verdict })
-}
-
-/// A verdict. If it is dropped with a command to give back, its units go back.
-#[cfg(feature = "tokio-comp")]
-struct Unread<C: redis::aio::ConnectionLike + Send + 'static> {
-    verdict: RedisResult<Verdict>,
-    give_back: Option<(Cmd, C)>,
-}
-
-#[cfg(feature = "tokio-comp")]
-impl<C: redis::aio::ConnectionLike + Send + 'static> Drop for Unread<C> {
-    fn drop(&mut self) {
-        if let Some((mut command, mut connection)) = self.give_back.take()
-            && let Ok(Verdict { limited: false, taken: Some(1..), at, .. }) = self.verdict
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            write_at(&mut command, at);
-            runtime.spawn(async move {
-                let _: RedisResult<Value> = command.query_async(&mut connection).await;
-            });
-        }
-    }
 }

@@ -1,14 +1,12 @@
 //! The time by which a process decides.
 
 use std::sync::Arc;
-use std::time::SystemTime;
-#[cfg(feature = "leases")]
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, UNIX_EPOCH},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(feature = "tokio-comp"))]
+use std::time::Instant;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-#[cfg(feature = "leases")]
+#[cfg(feature = "tokio-comp")]
 use tokio::time::Instant;
 
 /// A clock that the application has set, if it has. Else the clocks of the server and of this process count.
@@ -21,7 +19,6 @@ impl Clock {
     }
 
     /// This clock if the application has set it, else `other`.
-    #[cfg(feature = "leases")]
     pub fn or(self, other: Clock) -> Clock {
         Clock(self.0.or(other.0))
     }
@@ -33,14 +30,12 @@ impl Clock {
 }
 
 /// Time that never runs back. Only differences count: its beginning is arbitrary.
-#[cfg(feature = "leases")]
 pub(crate) struct Time {
     clock: Clock,
     started: Instant,
     newest_ns: AtomicU64,
 }
 
-#[cfg(feature = "leases")]
 impl Time {
     pub fn of(clock: Clock) -> Time {
         Time { clock, started: Instant::now(), newest_ns: AtomicU64::new(0) }

@@ -152,11 +152,9 @@ fn whole(digits: &str) -> Option<u64> {
 pub struct Quotas(Vec<Quota>);
 
 /// The most quotas of a command.
-#[cfg(feature = "leases")]
 const MAX_QUOTAS: usize = 8;
 
 /// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass.
-#[cfg(feature = "leases")]
 pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
     quotas.iter().try_for_each(Quota::check)?;
     let windows: std::collections::HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();

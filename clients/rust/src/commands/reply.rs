@@ -33,22 +33,20 @@ pub struct Verdict {
 
 impl FromRedisValue for Verdict {
     fn from_redis_value(value: Value) -> Result<Verdict, ParsingError> {
-        let Value::Array(items) = value else { return Err("a verdict is an array".into()) };
-        let (figures, partial) = match items.as_slice() {
-            [figures @ .., taken, at_ms] if figures.len() == 5 => (figures, Some((taken, at_ms))),
-            figures => (figures, None),
-        };
-        let [limited, limit, remaining, retry_after_ms, reset_after_ms] = figures else {
-            return Err("a verdict is five integers, or seven".into());
+        let figures: Vec<i64> = from_redis_value(value)?;
+        let (taken, at) = match figures[..] {
+            [_, _, _, _, _] => (None, None),
+            [_, _, _, _, _, taken, at_ms] => (Some(taken), Some(time(at_ms)?)),
+            _ => return Err("a verdict is five integers, or seven".into()),
         };
         Ok(Verdict {
-            limited: flag(limited)?,
-            limit: count(limit)?,
-            remaining: count(remaining)?,
-            retry_after: wait(retry_after_ms)?,
-            reset_after: Duration::from_millis(count(reset_after_ms)?),
-            taken: partial.map(|(taken, _)| integer(taken)).transpose()?,
-            at: partial.map(|(_, at_ms)| time(at_ms)).transpose()?,
+            limited: flag(figures[0])?,
+            limit: count(figures[1])?,
+            remaining: count(figures[2])?,
+            retry_after: wait(figures[3])?,
+            reset_after: Duration::from_millis(count(figures[4])?),
+            taken,
+            at,
         })
     }
 }
@@ -82,13 +80,8 @@ impl Decision {
 
 impl FromRedisValue for Decision {
     fn from_redis_value(value: Value) -> Result<Decision, ParsingError> {
-        let [limited, retry_after_ms, at_ms, rows]: [Value; 4] = from_redis_value(value)?;
-        Ok(Decision {
-            limited: flag(&limited)?,
-            retry_after: wait(&retry_after_ms)?,
-            at: time(&at_ms)?,
-            rows: from_redis_value(rows)?,
-        })
+        let (limited, retry_after_ms, at_ms, rows) = from_redis_value(value)?;
+        Ok(Decision { limited: flag(limited)?, retry_after: wait(retry_after_ms)?, at: time(at_ms)?, rows })
     }
 }
 
@@ -155,36 +148,24 @@ fn take<T: FromRedisValue>(fields: &mut Fields, name: &str) -> Result<T, Parsing
     from_redis_value(fields.remove(name).unwrap_or(Value::Nil))
 }
 
-fn integer(value: &Value) -> Result<i64, ParsingError> {
-    match value {
-        Value::Int(integer) => Ok(*integer),
-        other => Err(format!("{other:?} is no integer").into()),
-    }
-}
-
-fn count(value: &Value) -> Result<u64, ParsingError> {
-    let integer = integer(value)?;
+fn count(integer: i64) -> Result<u64, ParsingError> {
     u64::try_from(integer).map_err(|_| format!("{integer} is negative").into())
 }
 
-fn flag(value: &Value) -> Result<bool, ParsingError> {
-    match integer(value)? {
+fn flag(integer: i64) -> Result<bool, ParsingError> {
+    match integer {
         0 => Ok(false),
         1 => Ok(true),
         other => Err(format!("{other} is neither 0 nor 1").into()),
     }
 }
 
-fn time(value: &Value) -> Result<SystemTime, ParsingError> {
-    let unix_ms = count(value)?;
-    let time = UNIX_EPOCH.checked_add(Duration::from_millis(unix_ms));
+fn time(unix_ms: i64) -> Result<SystemTime, ParsingError> {
+    let time = UNIX_EPOCH.checked_add(Duration::from_millis(count(unix_ms)?));
     time.ok_or_else(|| format!("{unix_ms} is no time").into())
 }
 
 /// Reads milliseconds, or -1 if there is no wait.
-fn wait(value: &Value) -> Result<Option<Duration>, ParsingError> {
-    match integer(value)? {
-        -1 => Ok(None),
-        _ => count(value).map(|ms| Some(Duration::from_millis(ms))),
-    }
+fn wait(ms: i64) -> Result<Option<Duration>, ParsingError> {
+    if ms == -1 { Ok(None) } else { count(ms).map(|ms| Some(Duration::from_millis(ms))) }
 }

@@ -1,6 +1,5 @@
 //! The arguments of commands, besides keys and quotas.
 
-use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
@@ -54,7 +53,6 @@ impl ToRedisArgs for Algorithm {
 impl ToSingleRedisArg for Algorithm {}
 
 /// The largest cost that the commands accept.
-#[cfg(feature = "leases")]
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 
 /// The cost of a request, and options. A number converts into a cost without options.
@@ -135,18 +133,17 @@ impl ToRedisArgs for Take {
 ///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
 ///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct All {
     rows: Cmd,
-    force: bool,
-    at: Option<SystemTime>,
+    options: Take,
 }
 
 impl All {
     /// A request without a key. Add keys with 1 to 64 quotas in all.
     pub fn new() -> All {
-        All { rows: with_room("RL.ALL"), force: false, at: None }
+        All { rows: with_room("RL.ALL"), options: Take::cost(1) }
     }
 
     /// Adds a key, its algorithm, its quotas and its cost. A cost of 0 only looks, a negative one gives units back.
@@ -165,29 +162,18 @@ impl All {
 
     /// Counts every key even if some refuse.
     pub fn force(mut self) -> All {
-        self.force = true;
+        self.options = self.options.force();
         self
     }
 
     /// Decides as of this time, rounded down to a millisecond, instead of the server's clock.
     pub fn at(mut self, at: SystemTime) -> All {
-        self.at = Some(at);
+        self.options = self.options.at(at);
         self
     }
 
     pub(crate) fn cmd(&self) -> Cmd {
-        let mut cmd = self.rows.clone();
-        if self.force {
-            cmd.arg("FORCE");
-        }
-        write_at(&mut cmd, self.at);
-        cmd
-    }
-}
-
-impl fmt::Debug for All {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("All").field("force", &self.force).field("at", &self.at).finish_non_exhaustive()
+        self.rows.clone().arg(self.options).take()
     }
 }
 
@@ -199,14 +185,11 @@ impl Default for All {
 
 pub(crate) fn write_at<W: ?Sized + RedisWrite>(out: &mut W, at: Option<SystemTime>) {
     let Some(at) = at else { return };
+    let since = at.duration_since(UNIX_EPOCH).map(|since| since.as_nanos() as i128);
+    // The server refuses a time before 1970.
+    let nanos = since.unwrap_or_else(|before| -(before.duration().as_nanos() as i128));
     out.write_arg(b"AT");
-    match at.duration_since(UNIX_EPOCH) {
-        Ok(since) => out.write_arg_fmt(since.as_millis()),
-        // The server refuses a time before 1970.
-        Err(before) => {
-            out.write_arg_fmt(format_args!("-{}", before.duration().as_nanos().div_ceil(1_000_000)))
-        }
-    }
+    out.write_arg_fmt(nanos.div_euclid(1_000_000));
 }
 
 /// A command with memory for its usual arguments.
@@ -215,7 +198,6 @@ pub(crate) fn with_room(name: &str) -> Cmd {
 }
 
 /// The slot of a key on a cluster: the CRC16 of its hash tag, or of the whole key.
-#[cfg(feature = "leases")]
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|start| {

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
@@ -74,6 +73,12 @@ impl Asker {
         Asker::of(settings, self.nodes().announcer())
     }
 
+    /// An asker with the same settings that decides in this process.
+    #[cfg(feature = "web")]
+    pub fn in_memory(&self) -> Asker {
+        self.with(|settings| settings.redis = crate::MemoryLimiter::new().into())
+    }
+
     fn of(settings: AskerSettings, announcer: Announcer) -> Asker {
         let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
@@ -122,7 +127,7 @@ impl Asker {
             let taken = state.keys.take(now, id, shares);
             step.commands.extend(taken.commands);
             step.answers.extend(taken.answers);
-            let held = Held { asker: self.clone(), id, is_kept: AtomicBool::new(false) };
+            let held = Held { asker: self.clone(), id, is_kept: false };
             (held, state.awaited(id), step)
         };
         self.carry_out(step);
@@ -266,13 +271,13 @@ impl State {
 pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
-    is_kept: AtomicBool,
+    is_kept: bool,
 }
 
 impl Held {
     /// Lets the request keep what it took when this is dropped.
-    pub fn keep(&self) {
-        self.is_kept.store(true, Ordering::Relaxed);
+    pub fn keep(&mut self) {
+        self.is_kept = true;
     }
 
     /// Gives back what the request took, once. The task that is returned ends when Redis has it.
@@ -296,7 +301,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !*self.is_kept.get_mut() {
+        if !self.is_kept {
             self.asker.state().waiting.remove(&self.id);
             self.give_back();
         }

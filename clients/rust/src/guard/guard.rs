@@ -21,7 +21,6 @@ use crate::commands::{Clock, Decision, Invalid, MAX_COST, Quotas};
 use crate::keys::{Answer, Share};
 use crate::lines::Redis;
 use crate::locked;
-use crate::memory::MemoryLimiter;
 
 /// The log tells this many different mistakes, so that memory is bounded.
 const MISTAKES: usize = 100;
@@ -35,7 +34,7 @@ const MISTAKES: usize = 100;
 pub struct Guard {
     asker: Asker,
     /// Decides while Redis is away, with [`Fail::Local`].
-    local: Option<Asker>,
+    local: Asker,
     policies: Policies,
     /// The first route on which a policy without a name was met.
     stands: Arc<OnceLock<String>>,
@@ -133,7 +132,8 @@ impl Guard {
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
         let asker = Asker::new(client.into());
-        Ok(Guard { asker, local: None, policies, stands: Arc::default(), settings: Arc::default() })
+        let (local, stands) = (asker.in_memory(), Arc::default());
+        Ok(Guard { asker, local, policies, stands, settings: Arc::default() })
     }
 
     /// A guard with other policies and the same settings, for a route or a handler. It shares the connections, the leases
@@ -169,15 +169,8 @@ impl Guard {
 
     /// Starts over: leases and remembered refusals belong to the old settings.
     fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Guard {
-        Guard { asker: self.asker.with(change), ..self }.with_local()
-    }
-
-    /// Makes the limiter of this process that decides while Redis is away, with [`Fail::Local`].
-    fn with_local(self) -> Guard {
-        let is_local = self.settings.fail == Some(Fail::Local);
-        let local =
-            is_local.then(|| self.asker.with(|settings| settings.redis = MemoryLimiter::new().into()));
-        Guard { local, ..self }
+        let asker = self.asker.with(change);
+        Guard { local: asker.in_memory(), asker, ..self }
     }
 
     /// The key of a request by its head, for policies without a key of their own. With `None` they do not limit the request.
@@ -229,7 +222,7 @@ impl Guard {
     pub fn fail(self, fail: Fail) -> Guard {
         let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
         guard.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
-        guard.with_local()
+        guard
     }
 
     /// With [`Fail::Local`], gets the error when limits become local, and `None` when Redis decides again. The log tells it
@@ -292,9 +285,7 @@ impl Guard {
     /// Gives back all leases. If Redis is silent this ends after 5 timeouts.
     pub async fn close(&self) {
         self.asker.close().await;
-        if let Some(local) = &self.local {
-            local.close().await;
-        }
+        self.local.close().await;
     }
 
     /// Takes units of all policies for a request, or of none. `request` is its head, its [`Reservation`], or the key of a
@@ -410,7 +401,8 @@ impl Guard {
 
     /// Has Redis decide, or this process if Redis does not and `fail` is local.
     fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
-        let local = self.local.clone().map(|local| (local, shares.clone()));
+        let is_local = self.settings.fail == Some(Fail::Local);
+        let local = is_local.then(|| (self.local.clone(), shares.clone()));
         let (asked, settings) = (self.asker.take(shares), self.settings.clone());
         async move {
             match (asked.await, local) {

@@ -37,8 +37,8 @@ impl Leases {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;
-        let rules = Arc::new(Rules::new(algorithm, quotas, Duration::from_millis(100), units));
-        Leases { rules, asker: Asker::new(client.into()) }.remember(Duration::from_secs(1))
+        let rules = Rules { algorithm, quotas: quotas.to_vec(), lease: Duration::from_millis(100), units };
+        Leases { rules: rules.into(), asker: Asker::new(client.into()) }.remember(Duration::from_secs(1))
     }
 
     /// Starts over: leases and remembered refusals belong to the old settings.
@@ -54,7 +54,7 @@ impl Leases {
 
     /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
     pub fn lasting(mut self, lasting: Duration) -> Leases {
-        Arc::make_mut(&mut self.rules).set_lease(lasting);
+        Arc::make_mut(&mut self.rules).lease = lasting;
         self.anew(|_| {})
     }
 
@@ -81,7 +81,7 @@ impl Leases {
             return Ok(verdict);
         }
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
-        let (held, answer) = self.asker.take(vec![share]).await;
+        let (mut held, answer) = self.asker.take(vec![share]).await;
         held.keep();
         answer.map(|answer| {
             let verdict = answer.decision().tightest().expect("a row for each quota");

@@ -32,7 +32,7 @@ pub use self::{
     guard::{Fail, Guard},
     policies::Policies,
     policy::Policy,
-    refusal::{Refusal, answer},
+    refusal::Refusal,
     reservation::{Costs, Requester, Reservation},
 };
 #[cfg(feature = "web")]

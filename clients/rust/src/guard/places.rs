@@ -1,5 +1,6 @@
 //! Places in flight: at most n blocks of code at work at once.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::asker::{Asker, Held};
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
@@ -41,9 +42,12 @@ pub struct Places {
     lasting: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
+    waiters: Arc<Waiters>,
     asker: Asker,
 }
 
+/// How many wait for a place of each key, and what wakes one of them when one goes back.
+type Waiters = Mutex<HashMap<Arc<[u8]>, (usize, Arc<Notify>)>>;
 type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
 type OnLate = dyn Fn(&[u8]) + Send + Sync;
 
@@ -57,8 +61,8 @@ impl fmt::Debug for Places {
 impl Places {
     /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let asker = Asker::new(client.into());
-        Places { lasting: Duration::from_secs(30), timeout: Duration::ZERO, on_late: None, asker }
+        let (asker, lasting) = (Asker::new(client.into()), Duration::from_secs(30));
+        Places { lasting, timeout: Duration::ZERO, on_late: None, waiters: Arc::default(), asker }
     }
 
     /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
@@ -72,7 +76,8 @@ impl Places {
         Places { lasting, ..self }
     }
 
-    /// How long to wait for a place. Tries are at random times: within 50 ms at first, then ever later, up to a second.
+    /// How long to wait for a place. Tries are at random times: within 50 ms at first, then ever later, up to a second. When a
+    /// place of this process goes back, one who waits for its key tries at once.
     pub fn timeout(self, timeout: Duration) -> Places {
         Places { timeout, ..self }
     }
@@ -99,7 +104,7 @@ impl Places {
     /// If there is no tokio runtime.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
-        let (began, mut longest) = (Instant::now(), PAUSES.0);
+        let (began, mut longest, mut waiter) = (Instant::now(), PAUSES.0, None);
         loop {
             let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
             let (held, answer) = self.asker.take(vec![share.clone()]).await;
@@ -113,14 +118,18 @@ impl Places {
             if left.is_zero() {
                 return Ok(None);
             }
+            let Waiter { freed, .. } = waiter.get_or_insert_with(|| Waiter::new(&self.waiters, &share.key));
             let random = RandomState::new().hash_one(0) as u32;
-            sleep(longest.mul_f64(0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX)).min(left)).await;
+            let pause = longest.mul_f64(0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX)).min(left);
+            // Either way it tries again.
+            let _ = timeout(pause, freed.notified()).await;
             longest = (longest * 2).min(PAUSES.1);
         }
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
-        Arc::new(Rules::new(Algorithm::Log, &[Quota::new(n, self.lasting)], Duration::ZERO, 0))
+        let quotas = vec![Quota::new(n, self.lasting)];
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
     }
 
     fn now(&self) -> u64 {
@@ -175,6 +184,37 @@ impl Places {
         // `release` returns when Redis has the place back.
         for task in sent {
             let _ = task.await;
+        }
+        if let Some((_, freed)) = locked(&self.waiters).get(&share.key) {
+            freed.notify_one();
+        }
+    }
+}
+
+/// Somebody in this process who waits for a place of a key.
+struct Waiter<'a> {
+    all: &'a Waiters,
+    key: Arc<[u8]>,
+    freed: Arc<Notify>,
+}
+
+impl Waiter<'_> {
+    fn new<'a>(all: &'a Waiters, key: &Arc<[u8]>) -> Waiter<'a> {
+        let mut waiters = locked(all);
+        let (number, freed) = waiters.entry(key.clone()).or_default();
+        *number += 1;
+        Waiter { all, key: key.clone(), freed: freed.clone() }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut waiters = locked(self.all);
+        if let Some((number, _)) = waiters.get_mut(&self.key) {
+            *number -= 1;
+            if *number == 0 {
+                waiters.remove(&self.key);
+            }
         }
     }
 }

@@ -89,9 +89,10 @@ impl Policy {
         if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT) {
             return Err(Invalid::new(format!("\"{quota}\" is too large: a limit is at most {MAX_LIMIT}")));
         }
-        let rules = Arc::new(Rules::new(Algorithm::Log, &quotas, LEASE, 0));
+        let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), lease: LEASE, units: 0 };
         let (name, cost) = (String::new(), Cost::Units(1));
-        Ok(Policy(Arc::new(Inner { name, rules, unit: None, cost, key: None, dry_run: false })))
+        let inner = Inner { name, rules: rules.into(), unit: None, cost, key: None, dry_run: false };
+        Ok(Policy(inner.into()))
     }
 
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Policy {
@@ -106,9 +107,7 @@ impl Policy {
 
     /// The algorithm. When you change it, give the policy a new name: old keys answer errors.
     pub fn algorithm(self, algorithm: Algorithm) -> Policy {
-        self.with(|inner| {
-            inner.rules = Arc::new(Rules::new(algorithm, &inner.rules.quotas, LEASE, inner.rules.units));
-        })
+        self.with(|inner| Arc::make_mut(&mut inner.rules).algorithm = algorithm)
     }
 
     /// What is counted, if not requests: `tokens`, say. Header fields tell clients.
@@ -196,12 +195,6 @@ impl Policy {
             Cost::Units(units) => Some(*units),
             Cost::Of(units) => head.map(|head| units(head)),
         }
-    }
-}
-
-impl AsRef<[Policy]> for Policy {
-    fn as_ref(&self) -> &[Policy] {
-        std::slice::from_ref(self)
     }
 }
 

@@ -9,20 +9,7 @@ use redis::RedisError;
 use serde_json::json;
 
 use super::answer::{Told, fields_of, seconds, violated};
-use super::policy::Policy;
 use crate::commands::{Decision, Invalid};
-
-/// The header fields for a request that these policies allow, or the refusal of one that they limit.
-pub fn answer(policies: impl AsRef<[Policy]>, decision: &Decision) -> Result<HeaderMap, Refusal> {
-    let mut rows = decision.rows.iter().copied();
-    let policies = policies.as_ref();
-    let told = |policy: &Policy| Told {
-        policy: policy.clone(),
-        rows: rows.by_ref().take(policy.quotas().len()).collect(),
-    };
-    let told: Vec<Told> = policies.iter().map(told).collect();
-    if decision.limited { Err(Refusal::limited(&told, decision)) } else { Ok(fields_of(&told, false)) }
-}
 
 /// The answer to a request that is refused: a status, header fields, and problem details of RFC 9457.
 ///

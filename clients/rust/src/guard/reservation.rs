@@ -137,8 +137,8 @@ impl Reservation {
     }
 
     /// Adds what was taken for a request that goes on, so that it is not given back.
-    pub(crate) fn add(&self, parts: Vec<Part>) {
-        parts.iter().for_each(|part| part.held.keep());
+    pub(crate) fn add(&self, mut parts: Vec<Part>) {
+        parts.iter_mut().for_each(|part| part.held.keep());
         locked(&self.parts).extend(parts.into_iter().map(Arc::new));
     }
 

@@ -147,7 +147,7 @@ impl Key {
 
     /// The size of the next lease: the units that were asked for in a span as long as a lease lasts.
     pub fn size(&mut self, now: Duration) -> u64 {
-        let (lasting, gone) = (self.rules.lease, now.saturating_sub(self.since));
+        let (lasting, gone) = (self.rules.lease(), now.saturating_sub(self.since));
         if gone >= lasting {
             let share = u128::from(self.asked) * lasting.as_nanos() / gone.as_nanos().max(1);
             (self.since, self.before, self.asked) = (now, share as u64, 0);
@@ -156,13 +156,13 @@ impl Key {
     }
 }
 
-/// The keys that were used last, by their tag and name.
+/// The keys that were used last, by their rules and name.
 #[derive(Debug)]
 pub(super) struct Known {
     keys: LruCache<Arc<[u8]>, Key>,
     /// Keys that are no longer remembered, until the reply to their command in flight.
     leaving: HashMap<Arc<[u8]>, Key>,
-    /// A buffer for the tag and name that are looked up.
+    /// A buffer for the rules and name that are looked up.
     name: Vec<u8>,
 }
 
@@ -171,10 +171,14 @@ impl Known {
         Known { keys: LruCache::sparse(max), leaving: HashMap::new(), name: Vec::new() }
     }
 
-    /// The tag and name by which a key is remembered.
+    /// The bytes by which a key is remembered: its algorithm, its quotas and its name.
     pub fn name(&mut self, rules: &Rules, key: &[u8]) -> &[u8] {
         self.name.clear();
-        self.name.extend_from_slice(&rules.tag);
+        self.name.extend([rules.algorithm as u8, rules.quotas.len() as u8]);
+        for quota in &rules.quotas {
+            self.name.extend(quota.limit.to_le_bytes());
+            self.name.extend((quota.window.as_nanos() as u64).to_le_bytes());
+        }
         self.name.extend_from_slice(key);
         &self.name
     }
@@ -204,18 +208,21 @@ impl Known {
         Some(share)
     }
 
-    /// Whether a key is no longer remembered, and nothing is in flight for it.
+    /// Whether a key is no longer remembered.
     pub fn is_leaving(&mut self, share: &Share) -> bool {
         self.name(&share.rules, &share.key);
-        self.leaving.get(&self.name[..]).is_some_and(|key| !key.is_in_flight)
+        self.leaving.contains_key(&self.name[..])
     }
 
+    /// Lets go of a key that is no longer remembered, unless a command is in flight for it.
     pub fn leave(&mut self, share: &Share) {
         self.name(&share.rules, &share.key);
-        self.leaving.remove(&self.name[..]);
+        if self.leaving.get(&self.name[..]).is_some_and(|key| !key.is_in_flight) {
+            self.leaving.remove(&self.name[..]);
+        }
     }
 
-    /// The key of this tag and name, if its lease ends at this time.
+    /// The key that is remembered by these bytes, if its lease ends at this time.
     pub fn leased_until(&self, name: &[u8], ends: Duration) -> Option<Share> {
         let key = self.keys.peek(name).or_else(|| self.leaving.get(name))?;
         (key.lease.as_ref()?.ends == ends).then(|| key.share())

@@ -193,8 +193,7 @@ impl Keys {
             }
         }
         if is_in_flight && self.keys.is_leaving(share) {
-            self.end_lease(share);
-            self.keys.leave(share);
+            self.let_go(share);
         }
     }
 
@@ -246,7 +245,7 @@ impl Keys {
     /// Deals out what a command in flight has taken: to its own request, to those that waited, and the rest to the lease.
     fn deal(&mut self, id: RequestId, place: usize, share: &Share, reply: Verdict) {
         let (now, mut refusal) = (self.now, None);
-        let lease = Lease::new(reply, now, share.rules.lease);
+        let lease = Lease::new(reply, now, share.rules.lease());
         let (taken, at) = (lease.left, lease.at);
         let Some(key) = self.keys.get(share) else { return };
         key.lease = Some(lease);
@@ -370,26 +369,23 @@ impl Keys {
                 noted.counted.clear();
             }
             let slot = slot_of(is_cluster, &noted.share.key);
-            for (at, units) in noted.counted.drain(..).rev() {
-                let share = Share { cost: -units, ..noted.share.clone() };
+            for (at, share) in noted.reduce(i64::MAX) {
                 place_of(&mut by_time, (slot, at)).push(share);
             }
         }
-        by_time.into_iter().for_each(|((_, at), shares)| self.send_back(shares, at));
+        by_time.into_iter().for_each(|((_, at), shares)| self.send(Command::back(shares, at)));
     }
 
-    fn send_back(&mut self, shares: Vec<Share>, at: SystemTime) {
-        self.forget(&shares);
-        self.step.commands.push(Command::back(shares, at));
-    }
-
-    /// Forgets the refusals of keys that units go back to.
-    fn forget(&mut self, shares: &[Share]) {
-        for share in shares {
-            if let Some(key) = self.keys.get(share) {
-                key.refusal = None;
+    fn send(&mut self, command: Command) {
+        if command.at.is_some() {
+            // What goes back may be what a refusal lacked.
+            for share in &command.shares {
+                if let Some(key) = self.keys.get(share) {
+                    key.refusal = None;
+                }
             }
         }
+        self.step.commands.push(command);
     }
 
     /// Corrects what is counted of shares, by index, to what was used. It is answered when all replies are in.
@@ -415,18 +411,11 @@ impl Keys {
         for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
             let noted = &mut request.shares[place];
             let slot = slot_of(is_cluster, &noted.share.key);
-            let mut more = units - noted.units();
+            let more = units - noted.units();
             // After a correction, the rest does not return to the lease.
             noted.is_leased &= more == 0;
-            // The newest go back first.
-            while more < 0
-                && let Some((at, part)) = noted.counted.pop()
-            {
-                let given = part.min(-more);
-                noted.counted.extend((part > given).then_some((at, part - given)));
-                let share = Share { cost: -given, ..noted.share.clone() };
+            for (at, share) in noted.reduce(-more) {
                 place_of(&mut changes, (slot, Some(at))).push((place, share));
-                more += given;
             }
             if more > 0 {
                 let share = Share { cost: more, ..noted.share.clone() };
@@ -439,11 +428,8 @@ impl Keys {
         }
         for ((_, at), parts) in changes {
             let (places, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
-            if at.is_some() {
-                self.forget(&shares);
-            }
             let asked = Command::ask(shares, id, places, None);
-            self.step.commands.push(Command { at, force: at.is_none(), ..asked });
+            self.send(Command { at, force: at.is_none(), ..asked });
         }
     }
 
@@ -486,11 +472,14 @@ impl Keys {
     /// Remembers a key. If there are too many, another is forgotten, and its lease goes back.
     fn remembered(&mut self, share: &Share) {
         if let Some(oldest) = self.keys.remember(share, self.now) {
-            self.end_lease(&oldest);
-            if self.keys.is_leaving(&oldest) {
-                self.keys.leave(&oldest);
-            }
+            self.let_go(&oldest);
         }
+    }
+
+    /// Gives back the lease of a key that is no longer remembered.
+    fn let_go(&mut self, share: &Share) {
+        self.end_lease(share);
+        self.keys.leave(share);
     }
 
     fn end_lease(&mut self, share: &Share) {
@@ -508,7 +497,7 @@ impl Keys {
         if let Some(lease) = lease.filter(|lease| lease.at == at && lease.left > kept) {
             let units = (lease.left - kept) as i64;
             lease.left = kept;
-            self.send_back(vec![Share { cost: -units, ..share.clone() }], at);
+            self.send(Command::back(vec![Share { cost: -units, ..share.clone() }], at));
         }
     }
 

@@ -10,7 +10,7 @@ use super::share::{Share, longest_wait};
 use crate::commands::Verdict;
 
 /// A request: shares of which all are taken, or none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Request {
     pub shares: Vec<Noted>,
     pub at: Option<SystemTime>,
@@ -42,23 +42,27 @@ impl Noted {
     pub fn units(&self) -> i64 {
         self.counted.iter().map(|(_, units)| units).sum()
     }
+
+    /// Counts this many units less, the newest first. Returns what goes back, as of when it was counted.
+    pub fn reduce(&mut self, mut units: i64) -> Vec<(SystemTime, Share)> {
+        let mut back = Vec::new();
+        while units > 0
+            && let Some((at, counted)) = self.counted.pop()
+        {
+            let part = counted.min(units);
+            self.counted.extend((counted > part).then_some((at, counted - part)));
+            back.push((at, Share { cost: -part, ..self.share.clone() }));
+            units -= part;
+        }
+        back
+    }
 }
 
 impl Request {
     pub fn new(shares: Vec<Share>) -> Request {
         let missing = shares.len();
         let noted = |share| Noted { share, rows: None, counted: Vec::new(), is_leased: false };
-        let shares = shares.into_iter().map(noted).collect();
-        Request {
-            shares,
-            at: None,
-            missing,
-            error: None,
-            gives_back: false,
-            settling: 0,
-            then: Vec::new(),
-            is_left: false,
-        }
+        Request { shares: shares.into_iter().map(noted).collect(), missing, ..Request::default() }
     }
 
     /// Notes the decision on a share, and the units that are counted as of `at`.

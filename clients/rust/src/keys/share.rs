@@ -8,42 +8,23 @@ use crate::commands::{Algorithm, Quota, Verdict};
 /// How a key is counted and leased.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    pub(crate) algorithm: Algorithm,
-    pub(crate) quotas: Vec<Quota>,
-    smallest_limit: u64,
-    /// How long a lease lasts.
-    pub(crate) lease: Duration,
+    pub algorithm: Algorithm,
+    pub quotas: Vec<Quota>,
+    /// How long a lease lasts, at most a twentieth of the shortest window.
+    pub lease: Duration,
     /// The largest lease.
-    pub(crate) units: u64,
-    /// Algorithm and quotas as bytes. A key is remembered by them and its name.
-    pub(super) tag: Vec<u8>,
+    pub units: u64,
 }
 
 impl Rules {
-    /// Leases have at most `units`, and last for `lease`, at most for a twentieth of the shortest window.
-    #[must_use]
-    pub fn new(algorithm: Algorithm, quotas: &[Quota], lease: Duration, units: u64) -> Rules {
-        let words = quotas.iter().map(|quota| format!("{algorithm:?}{quota}")).collect::<Vec<_>>();
-        let mut rules = Rules {
-            algorithm,
-            quotas: quotas.to_vec(),
-            smallest_limit: quotas.iter().map(|quota| quota.limit).min().unwrap_or_default(),
-            lease,
-            units,
-            tag: [words.join(","), " ".into()].concat().into_bytes(),
-        };
-        rules.set_lease(lease);
-        rules
-    }
-
-    pub(crate) fn set_lease(&mut self, lease: Duration) {
+    pub(super) fn lease(&self) -> Duration {
         let longest = self.quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
-        self.lease = Duration::from_millis(lease.min(longest).as_millis() as u64);
+        Duration::from_millis(self.lease.min(longest).as_millis() as u64)
     }
 
     /// Whether no wait helps a request of this cost.
     pub(super) fn is_hopeless(&self, cost: i64) -> bool {
-        cost > 0 && cost.unsigned_abs() > self.smallest_limit
+        cost > 0 && self.quotas.iter().any(|quota| cost.unsigned_abs() > quota.limit)
     }
 }
 

@@ -37,24 +37,12 @@ pub(crate) struct Link<T> {
 /// One connection, from its making to its end.
 struct Life<T> {
     timeout: Duration,
-    runtime: Handle,
     stage: watch::Sender<Stage<T>>,
-    line: Mutex<Ticked>,
+    line: watch::Sender<Line>,
 }
 
-/// A line, and whether a task tells it ticks.
-#[derive(Default)]
-struct Ticked {
-    line: Line,
-    is_told: bool,
-}
-
-#[derive(Clone)]
-enum Stage<T> {
-    Making,
-    Made(T),
-    Over(RedisError),
-}
+/// `None` while the connection is being made, then the connection, and at last the error with which it ended.
+type Stage<T> = Option<RedisResult<T>>;
 
 impl<T: Clone + Send + Sync + 'static> Link<T> {
     pub fn new<F>(timeout: Duration, make: impl Fn() -> F + Send + Sync + 'static) -> Link<T>
@@ -68,25 +56,25 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     /// The current connection, or a new one.
     fn life(&self) -> RedisResult<Arc<Life<T>>> {
         let mut life = locked(&self.life);
-        if let Some(life) = life.as_ref().filter(|life| !life.stage.borrow().is_over()) {
+        if let Some(life) = life.as_ref().filter(|life| !is_over(&life.stage.borrow())) {
             return Ok(life.clone());
         }
         let runtime = Handle::try_current().map_err(|_| io_error("there is no tokio runtime"))?;
-        let (timeout, stage) = (self.timeout, watch::Sender::new(Stage::Making));
-        let new = Arc::new(Life { timeout, runtime, stage, line: Mutex::default() });
-        new.runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), new.stage.subscribe()));
-        new.happens(|_| State::GoOn);
+        let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
+        let keeper = (stage.subscribe(), line.subscribe());
+        let new = Arc::new(Life { timeout: self.timeout, stage, line });
+        runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
         Ok(life.insert(new).clone())
     }
 
     /// Whether there is a connection.
     pub fn is_up(&self) -> bool {
-        locked(&self.life).as_ref().is_some_and(|life| matches!(*life.stage.borrow(), Stage::Made(_)))
+        locked(&self.life).as_ref().is_some_and(|life| matches!(*life.stage.borrow(), Some(Ok(_))))
     }
 
     /// Makes the next request use a new connection, if `is_old` is true of the current one.
     pub fn forget_made(&self, is_old: impl Fn(&T) -> bool) {
-        let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Stage::Made(made) if is_old(made));
+        let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Some(Ok(made)) if is_old(made));
         locked(&self.life).take_if(|life| is_old(life));
     }
 
@@ -98,9 +86,8 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         let life = self.life()?;
         let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
         let sent = async {
-            let made =
-                making.wait_for(|stage| !matches!(stage, Stage::Making)).await.map(|made| made.clone());
-            if let Ok(Stage::Made(made)) = made { send(made).await } else { pending().await }
+            let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
+            if let Ok(Some(Ok(made))) = made { send(made).await } else { pending().await }
         };
         life.happens(Line::sent);
         let reply = tokio::select! {
@@ -116,81 +103,45 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         if let (State::GiveUp, Err(error)) = (state, &reply) {
             // The error reply is this request's alone. The others got no reply, and may have been carried out.
             let why = if is_reply(error) { given_up(error) } else { error.clone() };
-            life.begin(Stage::Over(why));
+            life.begin(Err(why));
         }
         reply
     }
 }
 
-impl<T> Stage<T> {
-    fn is_over(&self) -> bool {
-        matches!(self, Stage::Over(_))
-    }
+fn is_over<T>(stage: &Stage<T>) -> bool {
+    matches!(stage, Some(Err(_)))
 }
 
 /// Waits until the connection is over, and returns why.
 async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
-    match stage.wait_for(Stage::is_over).await.as_deref() {
-        Ok(Stage::Over(why)) => why.clone(),
+    match stage.wait_for(is_over).await.as_deref() {
+        Ok(Some(Err(why))) => why.clone(),
         _ => io_error(ENDED),
     }
 }
 
 impl<T> Life<T> {
     /// Begins a stage, unless the connection is over. When it ends, all that is due fails with the error.
-    fn begin(&self, next: Stage<T>) {
+    fn begin(&self, next: RedisResult<T>) {
         self.stage.send_if_modified(|stage| {
-            let goes_on = !stage.is_over();
+            let goes_on = !is_over(stage);
             if goes_on {
-                *stage = next;
+                *stage = Some(next);
             }
             goes_on
         });
     }
-}
 
-impl<T: Send + Sync + 'static> Life<T> {
-    /// Tells the line of an event, and starts the task for its ticks if they count from now on.
-    fn happens(self: &Arc<Self>, event: impl FnOnce(&mut Line) -> State) -> State {
-        let (state, starts) = {
-            let Ticked { line, is_told } = &mut *locked(&self.line);
-            let state = event(line);
-            let starts = line.is_ticking() && !*is_told;
-            *is_told |= starts;
-            (state, starts)
-        };
-        if starts {
-            self.runtime.spawn(tick(Arc::downgrade(self), self.timeout));
-        }
+    /// Tells the line of an event. Wakes the task of its ticks if they count from now on.
+    fn happens(&self, event: impl FnOnce(&mut Line) -> State) -> State {
+        let mut state = State::GoOn;
+        self.line.send_if_modified(|line| {
+            let was_ticking = line.is_ticking();
+            state = event(line);
+            line.is_ticking() && !was_ticking
+        });
         state
-    }
-
-    /// Tells the line that a tick has passed. Returns whether more count.
-    fn tick(&self) -> bool {
-        let (state, is_ticking) = {
-            let Ticked { line, is_told } = &mut *locked(&self.line);
-            let state = line.tick();
-            *is_told = line.is_ticking();
-            (state, *is_told)
-        };
-        if state == State::Late {
-            let late = format!("no answer in {:?}", self.timeout);
-            self.begin(Stage::Over(io::Error::new(io::ErrorKind::TimedOut, late).into()));
-        }
-        is_ticking
-    }
-}
-
-/// Tells a line ticks until no more count. It sleeps anew after each, so a tick that comes late counts once.
-async fn tick<T: Send + Sync + 'static>(life: Weak<Life<T>>, timeout: Duration) {
-    loop {
-        sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
-        for _ in 0..LAPS {
-            yield_now().await;
-        }
-        if !life.upgrade().is_some_and(|life| life.tick()) {
-            return;
-        }
     }
 }
 
@@ -200,35 +151,46 @@ struct Keeper<T>(Weak<Life<T>>);
 impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
         if let Some(life) = self.0.upgrade() {
-            life.begin(Stage::Over(io_error(ENDED)));
+            life.begin(Err(io_error(ENDED)));
         }
     }
 }
 
-/// Makes a connection, and waits until it is over.
-async fn keep<T: Send + Sync + 'static>(
+/// Makes a connection and tells its line ticks, until it is over.
+async fn keep<T>(
     life: Keeper<T>,
     making: BoxFuture<RedisResult<T>>,
-    mut stage: watch::Receiver<Stage<T>>,
+    (mut stage, line): (watch::Receiver<Stage<T>>, watch::Receiver<Line>),
 ) {
-    let made = tokio::select! {
-        biased;
-        made = making => made,
-        _ = over(&mut stage) => return,
+    let made = async {
+        let made = making.await;
+        if let Some(life) = life.0.upgrade() {
+            life.happens(if made.is_ok() { Line::up } else { Line::closed });
+            life.begin(made);
+        }
     };
-    if let Some(life) = life.0.upgrade() {
-        match made {
-            Ok(made) => {
-                life.happens(Line::up);
-                life.begin(Stage::Made(made));
-            }
-            Err(error) => {
-                life.happens(Line::closed);
-                life.begin(Stage::Over(error));
-            }
+    tokio::select! {
+        biased;
+        _ = async { tokio::join!(made, tick(&life.0, line)) } => {}
+        _ = over(&mut stage) => {}
+    }
+}
+
+/// Tells a line ticks while they count. It sleeps anew after each, so a tick that comes late counts once.
+async fn tick<T>(life: &Weak<Life<T>>, mut line: watch::Receiver<Line>) {
+    while line.wait_for(Line::is_ticking).await.is_ok() {
+        let Some(timeout) = life.upgrade().map(|life| life.timeout) else { return };
+        sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
+        for _ in 0..LAPS {
+            yield_now().await;
+        }
+        if let Some(life) = life.upgrade()
+            && life.happens(Line::tick) == State::Late
+        {
+            let late = format!("no answer in {timeout:?}");
+            life.begin(Err(io::Error::new(io::ErrorKind::TimedOut, late).into()));
         }
     }
-    over(&mut stage).await;
 }
 
 impl Link<MultiplexedConnection> {

@@ -9,6 +9,7 @@ pub mod words;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, thread};
@@ -24,14 +25,40 @@ use forwarder::Forwarder;
 /// How long a condition may take to come true before the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A process in a folder of its own. Dropping it ends it.
+struct Process {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Process {
+    /// The server program, with words that may name the folder.
+    fn start(words: impl FnOnce(&mut Command, &Path)) -> Process {
+        let folder = TempDir::new().expect("a temporary folder");
+        let mut command = Command::new(env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()));
+        let log = File::create(folder.path().join("log")).expect("a log file");
+        words(&mut command, folder.path());
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        end_with_this_thread(&mut command);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        Process { child, folder }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A server. Dropping it ends it.
 pub struct Server {
-    child: Child,
+    process: Process,
     port: u16,
     /// Of whom connections are; `name:password@` of an address.
     user: String,
     settings: Vec<String>,
-    _folder: TempDir,
 }
 
 impl Server {
@@ -68,35 +95,30 @@ impl Server {
 
     /// What the server says if it ends before it answers.
     fn launch(port: u16, settings: &[&str]) -> Result<Server, String> {
-        let program = env::var_os("REDIS_SERVER").unwrap_or("redis-server".into());
-        let folder = TempDir::new().expect("a temporary folder");
-        let path = folder.path().join("log");
-        let log = File::create(&path).expect("a log file");
-        let mut command = Command::new(program);
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
-        command.arg(folder.path()).args(settings);
-        if settings.contains(&"--cluster-enabled") {
-            // Where nodes talk to each other; if it is not set, 10,000 above the port.
-            command.args(["--cluster-port", &free_port().to_string()]);
-        }
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
-        end_with_this_thread(&mut command);
-        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let process = Process::start(|command, folder| {
+            command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+            command.arg(folder).args(settings);
+            if settings.contains(&"--cluster-enabled") {
+                // Where nodes talk to each other; if it is not set, 10,000 above the port.
+                command.args(["--cluster-port", &free_port().to_string()]);
+            }
+        });
         let settings = settings.iter().copied().map(str::to_owned).collect();
-        let mut server = Server { child, port, user: String::new(), settings, _folder: folder };
+        let mut server = Server { process, port, user: String::new(), settings };
         let mut ended = false;
         wait_for("the server to answer", || {
-            ended = server.child.try_wait().expect("its status").is_some();
+            ended = server.process.child.try_wait().expect("its status").is_some();
             ended || server.answers()
         });
-        if ended { Err(fs::read_to_string(path).unwrap_or_default()) } else { Ok(server) }
+        let log = server.process.folder.path().join("log");
+        if ended { Err(fs::read_to_string(log).unwrap_or_default()) } else { Ok(server) }
     }
 
     /// Whether it is this process that listens on the port.
     fn answers(&self) -> bool {
         let Ok(mut connection) = self.client("resp2").get_connection() else { return false };
         let info: String = redis::cmd("INFO").arg("server").query(&mut connection).unwrap_or_default();
-        info.lines().any(|line| line == format!("process_id:{}", self.child.id()))
+        info.lines().any(|line| line == format!("process_id:{}", self.process.child.id()))
     }
 
     pub fn port(&self) -> u16 {
@@ -157,13 +179,13 @@ impl Server {
     #[expect(unsafe_code, reason = "there is no safe way to send a signal other than SIGKILL")]
     fn signal(&self, signal: i32) {
         // SAFETY: kill touches no memory; the process is this one's child and not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0, "the server runs");
+        assert_eq!(unsafe { libc::kill(self.process.child.id() as i32, signal) }, 0, "the server runs");
     }
 
     /// Kills it.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.process.child.kill();
+        let _ = self.process.child.wait();
     }
 
     /// Starts it again on the same port, without its data.
@@ -175,45 +197,26 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// A sentinel that watches a server, by the name `limits`. Dropping it ends it.
 pub struct Sentinel {
-    child: Child,
+    _process: Process,
     pub port: u16,
-    _folder: TempDir,
 }
 
 impl Sentinel {
     pub fn of(server: &Server) -> Sentinel {
-        let (folder, port) = (TempDir::new().expect("a temporary folder"), free_port());
-        let path = folder.path().join("sentinel.conf");
-        let watched = server.port;
-        fs::write(
-            &path,
-            format!("port {port}\nbind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {watched} 1\n"),
-        )
-        .expect("a file");
-        let mut command = Command::new(env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()));
-        command.arg(path).arg("--sentinel").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        end_with_this_thread(&mut command);
-        let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let (watched, port) = (server.port, free_port());
+        let watch = format!("sentinel monitor limits 127.0.0.1 {watched} 1\n");
+        let _process = Process::start(|command, folder| {
+            let file = folder.join("sentinel.conf");
+            fs::write(&file, format!("port {port}\nbind 127.0.0.1\n{watch}")).expect("a file");
+            command.arg(file).arg("--sentinel");
+        });
         wait_for("the sentinel to answer", || {
             let client = redis::Client::open(("127.0.0.1", port)).expect("an address");
             client.get_connection().is_ok()
         });
-        Sentinel { child, port, _folder: folder }
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Sentinel { _process, port }
     }
 }
 
@@ -230,13 +233,8 @@ impl Cluster {
         Cluster::of(nodes, Vec::new())
     }
 
-    /// Clients reach each node over a forwarder.
-    pub fn behind_forwarders() -> Cluster {
-        Cluster::behind_slow_forwarders(Duration::ZERO)
-    }
-
-    /// Each of which takes so long one way.
-    pub fn behind_slow_forwarders(delay: Duration) -> Cluster {
+    /// Clients reach each node over a forwarder, which takes so long one way.
+    pub fn behind_forwarders(delay: Duration) -> Cluster {
         let listeners = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let (nodes, forwarders) = listeners
             .map(|listener| {
@@ -265,25 +263,19 @@ impl Cluster {
         Cluster { nodes, forwarders }
     }
 
+    fn urls(&self) -> Vec<String> {
+        let networks: Vec<String> = self.forwarders.iter().map(Forwarder::url).collect();
+        if networks.is_empty() { self.nodes.iter().map(Server::url).collect() } else { networks }
+    }
+
     pub fn client(&self) -> ClusterClient {
-        let client = self.builder().connection_timeout(PATIENCE).response_timeout(PATIENCE);
-        client.build().expect("addresses")
+        let client = ClusterClientBuilder::new(self.urls()).connection_timeout(PATIENCE);
+        client.response_timeout(PATIENCE).build().expect("addresses")
     }
 
     /// A client for each node.
     pub fn redis(&self) -> Redis {
-        let networks: Vec<String> = self.forwarders.iter().map(Forwarder::url).collect();
-        let nodes: Vec<String> = self.nodes.iter().map(Server::url).collect();
-        let urls = if networks.is_empty() { nodes } else { networks };
-        Redis::cluster(urls.into_iter().map(|url| redis::Client::open(url).expect("an address")))
-    }
-
-    pub fn builder(&self) -> ClusterClientBuilder {
-        if self.forwarders.is_empty() {
-            ClusterClientBuilder::new(self.nodes.iter().map(Server::url))
-        } else {
-            ClusterClientBuilder::new(self.forwarders.iter().map(Forwarder::url))
-        }
+        Redis::cluster(self.urls().into_iter().map(|url| redis::Client::open(url).expect("an address")))
     }
 
     /// Adds a user to all nodes, and has connections made from now on be those of this user.
@@ -400,5 +392,14 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The same, while other tasks of the runtime go on.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
