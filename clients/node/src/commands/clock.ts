@@ -60,8 +60,3 @@ export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
     reset: (key) => to.reset(key),
   };
 }
-
-/** The time of this process in milliseconds since its start, with fractions. */
-export function processTime(): number {
-  return performance.now();
-}

@@ -1,6 +1,5 @@
 // Waiting until a limit allows a request.
 
-import { setMaxListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
 import { askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock } from "../commands/clock.js";
@@ -12,13 +11,11 @@ import {
   type Verdict,
 } from "../commands/commands.js";
 import { Driver } from "./driver.js";
-import { type Answer, Request } from "../keys/request.js";
+import { Request, verdictOf } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
-import { verdictOf } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, type Quotas } from "../commands/quota.js";
-import { now as realTime } from "../lines/ticks.js";
-import { LONGEST_TIMER_MS } from "../lines/ticks.js";
+import { LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
 export interface AcquireOptions {
   /** Units of the request; 1 if left out. */
@@ -67,44 +64,17 @@ export async function acquire(
   }
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const share = { key: checkedKey(key), rules, cost };
-  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock);
+  // The caller learns of an outage by the error.
+  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {});
   const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
-    const verdict = verdictOf(await decide(driver, new Request([share]), signal), cost);
+    const verdict = verdictOf(await driver.decide(new Request([share]), signal), cost);
     const { allowed, retryAfterMs } = verdict;
     if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
     await sleep(retryAfterMs);
   }
-}
-
-/** Asks once. If the signal aborts before the answer comes, what the command takes is given back. */
-function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
-  return new Promise((resolve, reject) => {
-    const forget = onAbort(signal, (reason) => {
-      reject(reason);
-      void driver.giveBack(request);
-    });
-    // An abort after the caller has the answer must not give back units that the caller uses.
-    const settled =
-      <T>(settle: (value: T) => void) =>
-      (value: T) => {
-        forget();
-        settle(value);
-      };
-    driver.decide(request).then(settled(resolve), settled(reject));
-  });
-}
-
-/** Calls `call` when the signal is aborted. The function that it returns stops that. */
-export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
-  if (signal === undefined) return () => {};
-  const abort = () => call(signal.reason as Error);
-  // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
-  if (signal instanceof EventTarget) setMaxListeners(0, signal);
-  signal.addEventListener("abort", abort);
-  return () => signal.removeEventListener("abort", abort);
 }
 
 /** Sleeps for at least `ms` milliseconds. Rejects with the signal's reason if that is aborted. */

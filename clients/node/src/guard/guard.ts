@@ -33,7 +33,7 @@ import { duration, type Window } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { mistakeOf, outageLog, warn } from "./warning.js";
+import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
@@ -71,7 +71,7 @@ export interface GuardOptions<R> {
    * Called with an error when Redis goes away, and with undefined when it decides again; on a cluster, with the name of
    * the node. If left out, both are written to the console.
    */
-  onOutage?: ((error: Error | undefined, node: string) => void) | undefined;
+  onOutage?: OnOutage | undefined;
   /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
   onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
@@ -90,6 +90,14 @@ interface Passage {
   readonly visits: Visit[];
   readonly response: unknown;
 }
+
+/** What happens to requests while Redis is away, as the log says it. */
+const MEANWHILE = {
+  open: "requests pass",
+  closed: "requests are answered by 503",
+  local: "limits are local, each process's own",
+  onAway: "onAway answers requests",
+};
 
 /** The property of a request that holds its passage. */
 const PASSAGE = Symbol("passage");
@@ -129,14 +137,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#options = options;
     this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
     this.#own = new PolicySet(policies, this.#setting);
-    const [asker, rememberMs] = [askerOf(client, timeoutMs), duration(remember)];
-    this.#driver = new Driver(
-      asker,
-      rememberMs,
-      clock,
-      options.onOutage ?? outageLog(onAway ? "onAway" : fail),
-    );
-    if (fail === "local") this.#local = new Driver(askerOf(new MemoryLimiter({ clock }), 1000), rememberMs);
+    const { onOutage = outageLog(MEANWHILE[onAway ? "onAway" : fail]) } = options;
+    const rememberMs = duration(remember);
+    this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
+    const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
+    if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.middleware = this.whole(this.handler(this.#own));
   }
 

@@ -1,16 +1,17 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
-import { type Asker, askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock, processTime } from "../commands/clock.js";
+import { askerOf, type Asking } from "../lines/asker.js";
+import { checkedClock, type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { onAbort, sleepFor } from "./acquire.js";
-import { Driver } from "./driver.js";
+import { sleepFor } from "./acquire.js";
+import { Driver, onAbort } from "./driver.js";
+import { outageLog } from "./warning.js";
 import { Place, type Says } from "../keys/place.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
-import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/ticks.js";
+import { Alarm, later, now as realTime } from "../lines/ticks.js";
 
 export interface HoldOptions {
   /**
@@ -124,69 +125,40 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
 class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
-  readonly #asker: Asker;
-  readonly #time: Clock;
   readonly #held = new Set<HeldPlace>();
-  #lastMs = 0;
-  #timer: NodeJS.Timeout | undefined;
-  #timerMs = Infinity;
+  readonly #alarm = new Alarm(
+    () => this.driver.known(),
+    () => this.#tick(),
+    TOGETHER_MS,
+  );
 
   static of(client: Asking, clock: Clock | undefined): Places {
-    const time = clock ?? processTime;
-    const ofClient = Places.#all.get(client) ?? new WeakMap<object, Places>();
-    const places = ofClient.get(time) ?? new Places(client, clock);
-    Places.#all.set(client, ofClient.set(time, places));
-    // A clock that a test moves fires no timer, so renewals that are due are sent here.
-    if (places.#time !== processTime && places.now() >= places.#timerMs) places.#tick();
+    const byClock = Places.#all.get(client) ?? new WeakMap<object, Places>();
+    const places = byClock.get(clock ?? realTime) ?? new Places(client, clock);
+    Places.#all.set(client, byClock.set(clock ?? realTime, places));
+    // Renewals that are due are sent here, if no timer does it.
+    if (places.driver.isByClock && places.driver.known() >= places.#alarm.dueMs) places.#tick();
     return places;
   }
 
   private constructor(client: Asking, clock: Clock | undefined) {
-    this.#asker = askerOf(client, TIMEOUT_MS);
-    this.driver = new Driver(this.#asker, 0, clock);
-    this.#time = clock ?? this.#asker.clock ?? processTime;
-  }
-
-  /** The time in whole milliseconds. If the application's clock fails, it is the last time that the clock returned. */
-  now(): number {
-    try {
-      this.#lastMs = Math.floor(this.#time());
-    } catch {
-      // The driver reads the clock too, and passes its error to the caller.
-    }
-    return this.#lastMs;
+    this.driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
   }
 
   /** Follows a place whose state has changed, or forgets it if it is over. */
-  changed(place: HeldPlace): void {
-    if (place.place.state === "over") this.#held.delete(place);
-    else this.#held.add(place);
-    this.#tickAt(place.place.dueMs);
-  }
-
-  /** Waits for this, but no longer than the timeout. */
-  async within(done: Promise<unknown>): Promise<void> {
-    await this.#asker.ticks.within(done).catch(() => undefined);
-  }
-
-  #tickAt(dueMs: number): void {
-    if (dueMs >= this.#timerMs) return;
-    clearTimeout(this.#timer);
-    this.#timerMs = dueMs;
-    const ms = Math.min(Math.max(dueMs - this.now(), TOGETHER_MS), LONGEST_TIMER_MS);
-    this.#timer = outside(() => setTimeout(() => this.#tick(), ms).unref());
+  changed(held: HeldPlace): void {
+    if (held.place.state === "over") this.#held.delete(held);
+    else this.#held.add(held);
+    this.#alarm.set(held.place.dueMs);
   }
 
   #tick(): void {
-    clearTimeout(this.#timer);
-    this.#timerMs = Infinity;
-    const nowMs = this.now();
-    let nextMs = Infinity;
+    this.#alarm.clear();
+    const nowMs = this.driver.known();
     for (const held of this.#held) {
       if (held.place.dueMs <= nowMs) held.follow(held.place.tick(nowMs));
-      nextMs = Math.min(nextMs, held.place.dueMs);
+      this.#alarm.set(held.place.dueMs);
     }
-    this.#tickAt(nextMs);
   }
 }
 
@@ -207,7 +179,7 @@ class HeldPlace implements Hold {
     readonly renewing: Rules,
     readonly onLate: HoldOptions["onLate"],
   ) {
-    this.place = new Place(forMs, places.now());
+    this.place = new Place(forMs, places.driver.known());
   }
 
   get held(): boolean {
@@ -215,7 +187,7 @@ class HeldPlace implements Hold {
   }
 
   get late(): boolean {
-    return this.place.isLate(this.places.now());
+    return this.place.isLate(this.places.driver.known());
   }
 
   /** Asks for the place. If the signal aborts before the answer comes, what the command takes is given back. */
@@ -234,7 +206,7 @@ class HeldPlace implements Hold {
   }
 
   release(): Promise<void> {
-    return (this.#released ??= this.places.within(this.#release()));
+    return (this.#released ??= this.places.driver.within(this.#release()));
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -252,7 +224,7 @@ class HeldPlace implements Hold {
     const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
       const isTaken = !(answer instanceof Error || answer.limited);
-      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.now()));
+      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.driver.known()));
       if (isTaken) this.#old = request;
       told?.(answer);
     });

@@ -72,12 +72,17 @@ export class Command {
     return words;
   }
 
-  /** Reads the reply to this command. Throws if it is malformed. */
-  read(reply: unknown): Decision {
-    if (!this.#isSingle) return rl.all.transformReply(reply as never);
-    const row = rl.log.transformReply(reply as never);
-    const { allowed, limited, retryAfterMs, at = 0 } = row;
-    return { allowed, limited, retryAfterMs, at, rows: [row] };
+  /** Reads the reply to this command. An error stays one; so does what cannot be read become one. */
+  read(reply: unknown): Decision | Error {
+    if (reply instanceof Error) return reply;
+    try {
+      if (!this.#isSingle) return rl.all.transformReply(reply as never);
+      const row = rl.log.transformReply(reply as never);
+      const { allowed, limited, retryAfterMs, at = 0 } = row;
+      return { allowed, limited, retryAfterMs, at, rows: [row] };
+    } catch (error) {
+      return error as Error;
+    }
   }
 }
 

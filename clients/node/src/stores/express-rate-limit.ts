@@ -3,9 +3,9 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Asking } from "../lines/asker.js";
 import type { Algorithm, Verdict } from "../commands/commands.js";
-import { Request } from "../keys/request.js";
+import { Request, verdictOf } from "../keys/request.js";
 import { Rules, type Share } from "../keys/rules.js";
-import { LEASE_MS, verdictOf, wholeUnits } from "../guard/leases.js";
+import { LEASE_MS, wholeUnits } from "../guard/leases.js";
 import { MAX_LIMIT } from "../commands/quota.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
@@ -99,17 +99,14 @@ export class RateLimitStore {
     this.#rules = new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS, this.#lease);
   }
 
-  async #decide(key: string): Promise<ClientInfo> {
-    const taken = this.#store.driver.take(this.#share(key));
-    return this.#info("then" in taken ? verdictOf(await taken, 1) : taken);
-  }
-
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) return this.#decide(key);
-    const request = new Request([this.#share(key)]);
+    const share = this.#share(key);
+    const { driver } = this.#store;
+    if (this.#hit === undefined) return driver.take(share).then((verdict) => this.#info(verdict));
+    const request = new Request([share]);
     // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
     this.#hit.enterWith({ key, request });
-    return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+    return driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {

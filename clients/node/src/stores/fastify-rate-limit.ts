@@ -3,7 +3,6 @@
 import type { Verdict } from "../commands/commands.js";
 import type { Asking } from "../lines/asker.js";
 import { Rules } from "../keys/rules.js";
-import { verdictOf } from "../guard/leases.js";
 import { MAX_LIMIT, MAX_WINDOW_MS, type Quota } from "../commands/quota.js";
 import { storeOf, type StoreOptions } from "./store.js";
 
@@ -96,16 +95,11 @@ export function rateLimitStore(
       return { current: max + refused, ttl: wait ?? windowMs };
     }
 
-    async #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
+    #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
       const quota: Quota = [limit, `${windowMs}ms`];
       // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
       if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
-      const taken = driver.take({
-        key: storedAs("hits", key),
-        rules: new Rules("log", [quota], 0, 0),
-        cost: 1,
-      });
-      return "then" in taken ? verdictOf(await taken, 1) : taken;
+      return driver.take({ key: storedAs("hits", key), rules: new Rules("log", [quota], 0, 0), cost: 1 });
     }
 
     /** The state of the block, for a client whose waits grow; undefined without `exponentialBackoff`. */

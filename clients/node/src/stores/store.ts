@@ -4,6 +4,7 @@ import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
 import type { Clock } from "../commands/clock.js";
 import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
+import { NOT_DECIDED } from "../guard/leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { duration, type Window } from "../commands/quota.js";
 
@@ -35,7 +36,7 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
     clock,
   } = checkedOptions("a store", OPTIONS.store, options);
   const rememberMs = duration(remember);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, NOT_DECIDED);
   return {
     prefix,
     driver,
