@@ -3,7 +3,6 @@
 import { askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { sleepFor } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { Place, type Says } from "../keys/place.js";
@@ -99,7 +98,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
     signal,
     onLate,
     clock,
-    sleep = (ms: number) => sleepFor(ms, signal),
+    sleep,
   } = checkedOptions("hold", OPTIONS.hold, options);
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
     throw new RangeError("timeoutMs must be a number from 0");
@@ -117,7 +116,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
     await place.take(taking, signal);
     const leftMs = endMs - now();
     if (place.held || leftMs <= 0) return place;
-    await sleep(Math.min(mostMs * (0.5 + Math.random() / 2), leftMs));
+    await places.wait(key, Math.min(mostMs * (0.5 + Math.random() / 2), leftMs), sleep, signal);
   }
 }
 
@@ -126,6 +125,8 @@ class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
   readonly #held = new Set<HeldPlace>();
+  /** What ends the waits for a place, by key. */
+  readonly #waits = new Map<string, Set<() => void>>();
   readonly #alarm = new Alarm(
     () => this.driver.known(),
     () => this.#tick(),
@@ -150,6 +151,38 @@ class Places {
     if (held.place.state === "over") this.#held.delete(held);
     else this.#held.add(held);
     this.#alarm.set(held.place.dueMs);
+  }
+
+  /** Waits for so long, or until a place of this key is given back here. Rejects if the signal aborts. */
+  wait(key: Key, ms: number, sleep: HoldOptions["sleep"], signal: AbortSignal | undefined): Promise<void> {
+    const name = key.toString();
+    const waits = this.#waits.get(name) ?? new Set();
+    this.#waits.set(name, waits);
+    return new Promise((resolve, reject) => {
+      const end = (settle: () => void) => {
+        clearTimeout(timer);
+        forget();
+        waits.delete(wake);
+        if (waits.size === 0) this.#waits.delete(name);
+        settle();
+      };
+      const wake = () => end(resolve);
+      const fail = (reason: unknown) => end(() => reject(reason));
+      waits.add(wake);
+      const forget = onAbort(signal, fail);
+      const timer = sleep === undefined ? setTimeout(wake, ms) : void sleep(ms).then(wake, fail);
+    });
+  }
+
+  /**
+   * A place has been given back, so one who waits for the key here asks at once. If thousands only asked now and then,
+   * the place would stay free for long, or their commands would keep this process busy.
+   */
+  freed(key: Key): void {
+    for (const wake of this.#waits.get(key.toString()) ?? []) {
+      wake();
+      return;
+    }
   }
 
   #tick(): void {
@@ -244,6 +277,8 @@ class HeldPlace implements Hold {
 
   #giveBack(request: Request): void {
     const given = this.places.driver.giveBack(request);
-    if (this.place.state === "over") this.#given.push(given);
+    if (this.place.state !== "over") return;
+    this.#given.push(given);
+    this.places.freed(this.key);
   }
 }
