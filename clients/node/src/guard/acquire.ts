@@ -14,7 +14,7 @@ import { Driver } from "./driver.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, MAX_LIMIT, type Quotas } from "../commands/quota.js";
+import { checkedQuotas, type Quotas, whole } from "../commands/quota.js";
 import { LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
 export interface AcquireOptions {
@@ -56,9 +56,7 @@ export async function acquire(
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
   const { sleep = (ms: number) => sleepFor(ms, signal) } = options;
-  if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
-    throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
-  }
+  whole("a cost that is waited for", cost);
   if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
     throw new RangeError("timeoutMs must be a number from 0");
   }

@@ -14,7 +14,7 @@ import { Driver } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, duration, MAX_LIMIT, type Quotas, type Window } from "../commands/quota.js";
+import { checkedQuotas, duration, type Quotas, whole, type Window } from "../commands/quota.js";
 
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
@@ -70,7 +70,10 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     clock,
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas);
-  const most = wholeUnits(units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100));
+  const most = whole(
+    "the units of a lease",
+    units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
+  );
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
   const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock, NOT_DECIDED);
   return {
@@ -82,12 +85,4 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     },
     close: () => driver.close(),
   };
-}
-
-/** The units of a lease. Throws a `RangeError` unless they are an integer from 0 to `MAX_LIMIT`. */
-export function wholeUnits(units: number): number {
-  if (!Number.isInteger(units) || units < 0 || units > MAX_LIMIT) {
-    throw new RangeError(`the units of a lease must be an integer from 0 to ${MAX_LIMIT}`);
-  }
-  return units;
 }

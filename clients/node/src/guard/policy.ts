@@ -1,12 +1,11 @@
 // Policies: what a guard limits, and what each asks for a request.
 
-import { inspect } from "node:util";
 import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
 import { type Item, itemsOf } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
-import { LEASE_MS, wholeUnits } from "./leases.js";
+import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, type Quota, type Quotas } from "../commands/quota.js";
+import { checkedQuotas, type Quota, type Quotas, whole } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { mistakeOf, warnOnce } from "./warning.js";
 
@@ -101,7 +100,12 @@ class CheckedPolicy<R> {
     this.#begin = `${prefix}${name}:`;
     this.quotas = checkedQuotas(quotas);
     this.items = itemsOf(name, this.quotas, unit);
-    this.#rules = new Rules(checkedAlgorithm(algorithm), this.quotas, LEASE_MS, wholeUnits(lease));
+    this.#rules = new Rules(
+      checkedAlgorithm(algorithm),
+      this.quotas,
+      LEASE_MS,
+      whole("the units of a lease", lease),
+    );
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }
@@ -137,12 +141,7 @@ class CheckedPolicy<R> {
  * cost below 0 would give back what other requests took.
  */
 export function units(cost: number): number {
-  if (!Number.isSafeInteger(cost) || cost < 0) {
-    throw new RangeError(
-      `a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}, and not ${inspect(cost)}`,
-    );
-  }
-  return cost;
+  return whole("a cost", cost, Number.MAX_SAFE_INTEGER);
 }
 
 /** The settings that the policies of a guard and of its routes share. */
