@@ -108,7 +108,7 @@ interface Node {
   carrier?: Carrier | undefined;
   openedMs: number;
   /** Why the last connection ended. */
-  lost: Error;
+  lost?: Error;
 }
 
 /** The connections made from one client for one timeout. */
@@ -153,9 +153,9 @@ export class Connections {
       return;
     }
     let node = this.#nodes.get(name);
-    if (node === undefined) this.#nodes.set(name, (node = { openedMs: -Infinity, lost: closed() }));
+    if (node === undefined) this.#nodes.set(name, (node = { openedMs: -Infinity }));
     if (this.#poll === undefined) this.#pollClosed();
-    if (node.carrier === undefined && now() < node.openedMs + PROBE_MS) asked.reject(node.lost);
+    if (node.carrier === undefined && now() < node.openedMs + PROBE_MS) asked.reject(node.lost ?? closed());
     else (node.carrier ??= this.#open(node, key)).ask(asked);
   }
 

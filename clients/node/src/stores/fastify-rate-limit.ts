@@ -52,6 +52,8 @@ export function rateLimitStore(
   options: StoreOptions = {},
 ): new (options: Configuration) => Store {
   const { prefix, driver, limiter: redis } = storeOf(client, options);
+  // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
+  const { driver: asking } = storeOf(client, { ...options, remember: 0 });
 
   // The kind comes before the key: after it, a client could choose a key that ends like another kind's.
   const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;
@@ -97,9 +99,12 @@ export function rateLimitStore(
 
     #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
       const quota: Quota = [limit, `${windowMs}ms`];
-      // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
-      if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
-      return driver.take({ key: storedAs("hits", key), rules: new Rules("log", [quota], 0, 0), cost: 1 });
+      const isAlwaysAsked = this.#ban >= 0 || this.#renews || this.#grows;
+      return (isAlwaysAsked ? asking : driver).take({
+        key: storedAs("hits", key),
+        rules: new Rules("log", [quota], 0, 0),
+        cost: 1,
+      });
     }
 
     /** The state of the block, for a client whose waits grow; undefined without `exponentialBackoff`. */
