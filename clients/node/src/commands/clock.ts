@@ -7,6 +7,11 @@ import { checkedOptions, OPTIONS } from "./options.js";
 /** The time, in Unix milliseconds. */
 export type Clock = () => number;
 
+export interface ClockOption {
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
+}
+
 /** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 

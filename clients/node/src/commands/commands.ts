@@ -205,10 +205,10 @@ function toMap(reply: unknown): Map<string, unknown> {
 }
 
 /** A command that decides by quotas. */
-function deciding<Options extends PeekOptions>(name: string, IS_READ_ONLY: boolean) {
+function deciding(name: string, IS_READ_ONLY: boolean) {
   return {
     IS_READ_ONLY,
-    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: Options): void {
+    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
       pushKey(writer, key);
       for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
@@ -237,13 +237,17 @@ export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
   return algorithm;
 }
 
+type Peeking = (this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions) => void;
+const peek = deciding("RL.PEEK", true);
+const parsePeek: Peeking = peek.parseCommand;
+
 /** The commands as node-redis takes them: `createClient({ modules: { rl } })`. */
 export const rl = {
-  fixed: deciding<TakeOptions>("RL.FIXED", false),
-  sliding: deciding<TakeOptions>("RL.SLIDING", false),
-  log: deciding<TakeOptions>("RL.LOG", false),
-  bucket: deciding<TakeOptions>("RL.BUCKET", false),
-  peek: deciding<PeekOptions>("RL.PEEK", true),
+  fixed: deciding("RL.FIXED", false),
+  sliding: deciding("RL.SLIDING", false),
+  log: deciding("RL.LOG", false),
+  bucket: deciding("RL.BUCKET", false),
+  peek: { ...peek, parseCommand: parsePeek },
   info: ofKey("RL.INFO", true, info),
   all: {
     IS_READ_ONLY: false,

@@ -2,7 +2,7 @@
 
 import { setTimeout as delay } from "node:timers/promises";
 import { askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock } from "../commands/clock.js";
+import { checkedClock, type ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -17,7 +17,13 @@ import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, type Quotas, whole } from "../commands/quota.js";
 import { LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
-export interface AcquireOptions {
+/** Options of those who wait. */
+export interface WaitOptions extends ClockOption {
+  /** Waits in place of a timer, for a test that moves its clock here. */
+  sleep?: ((ms: number) => Promise<unknown>) | undefined;
+}
+
+export interface AcquireOptions extends WaitOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
   /**
@@ -27,14 +33,10 @@ export interface AcquireOptions {
   timeoutMs?: number | undefined;
   /** Ends the wait. Any units taken are given back. */
   signal?: AbortSignal | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-  /** Waits in place of a timer, for a test that moves its clock here. */
-  sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
 
 /** Milliseconds without an answer after which Redis counts as away. */
-const TIMEOUT_MS = 1000;
+export const TIMEOUT_MS = 1000;
 
 /**
  * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
@@ -57,9 +59,7 @@ export async function acquire(
   } = checkedOptions("acquire", OPTIONS.acquire, options);
   const { sleep = (ms: number) => sleepFor(ms, signal) } = options;
   whole("a cost that is waited for", cost);
-  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
-    throw new RangeError("timeoutMs must be a number from 0");
-  }
+  checkWait(timeoutMs);
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const share = { key: checkedKey(key), rules, cost };
   // The caller learns of an outage by the error.
@@ -75,8 +75,13 @@ export async function acquire(
   }
 }
 
+export function checkWait(timeoutMs: number): void {
+  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
+    throw new RangeError("timeoutMs must be a number from 0");
+}
+
 /** Sleeps for at least `ms` milliseconds. Rejects with the signal's reason if that is aborted. */
-export async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
+async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
   // A timer may fire a fraction of a millisecond early, and cannot wait longer than `LONGEST_TIMER_MS`.
   for (const end = realTime() + ms; ;) {
     const leftMs = Math.ceil(end - realTime());

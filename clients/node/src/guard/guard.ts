@@ -1,7 +1,7 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type Clock, isMistake } from "../commands/clock.js";
+import { type ClockOption, isMistake } from "../commands/clock.js";
 import type { Decision, Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { Driver } from "./driver.js";
@@ -38,7 +38,7 @@ export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
 
 /** Options for all limits of a service. */
-export interface GuardOptions<R> {
+export interface GuardOptions<R> extends ClockOption {
   /** The key of policies without one of their own: whose quotas they are. The client's address if left out. */
   key?: KeyOf<R> | undefined;
   /**
@@ -55,8 +55,6 @@ export interface GuardOptions<R> {
   remember?: Window | undefined;
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
   /**
    * Called with each decision, also with those made in this process, and with the policies that it was made by. A
    * policy with `dryRun` has a decision of its own.

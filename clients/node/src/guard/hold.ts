@@ -3,6 +3,7 @@
 import { askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
+import { checkWait, TIMEOUT_MS, type WaitOptions } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { Place, type Says } from "../keys/place.js";
@@ -12,7 +13,7 @@ import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
 import { Alarm, later, now as realTime } from "../lines/ticks.js";
 
-export interface HoldOptions {
+export interface HoldOptions extends WaitOptions {
   /**
    * The place of a process that dies is free after this time, at least `100ms`; `30s` if left out. All callers with the
    * same key must name the same time.
@@ -24,11 +25,9 @@ export interface HoldOptions {
   signal?: AbortSignal | undefined;
   /** Called once, with the key, if a place could not be renewed for so long that another may hold it by now. */
   onLate?: ((key: Key) => void) | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-  /** Waits in place of a timer, for a test that moves its clock here. */
-  sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
+
+type Work<T> = (place: Hold) => T | PromiseLike<T>;
 
 /** A place that is held, or the result of not getting one. */
 export interface Hold {
@@ -41,8 +40,6 @@ export interface Hold {
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Milliseconds without an answer after which Redis counts as away. */
-const TIMEOUT_MS = 1000;
 const SHORTEST_MS = 100;
 /** The upper bounds of the first wait for a place and of any later one, in milliseconds. */
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
@@ -58,25 +55,20 @@ export function hold(client: Asking, key: Key, limit: number, options?: HoldOpti
  * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
  * place that is not `held`.
  */
-export function hold<T>(
-  client: Asking,
-  key: Key,
-  limit: number,
-  work: (place: Hold) => T | PromiseLike<T>,
-): Promise<T>;
+export function hold<T>(client: Asking, key: Key, limit: number, work: Work<T>): Promise<T>;
 export function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
   options: HoldOptions | undefined,
-  work: (place: Hold) => T | PromiseLike<T>,
+  work: Work<T>,
 ): Promise<T>;
 export async function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
-  given?: HoldOptions | ((place: Hold) => T | PromiseLike<T>),
-  last?: (place: Hold) => T | PromiseLike<T>,
+  given?: HoldOptions | Work<T>,
+  last?: Work<T>,
 ): Promise<Hold | T> {
   const isLast = typeof given === "function" && last === undefined;
   const [options, work] = isLast ? [undefined, given] : [given as HoldOptions | undefined, last];
@@ -100,8 +92,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
     clock,
     sleep,
   } = checkedOptions("hold", OPTIONS.hold, options);
-  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
-    throw new RangeError("timeoutMs must be a number from 0");
+  checkWait(timeoutMs);
   const forMs = milliseconds(lasting);
   if (forMs < SHORTEST_MS) throw new RangeError("for must be at least 100ms");
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);

@@ -2,7 +2,7 @@
 
 import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
-import type { Clock } from "../commands/clock.js";
+import type { ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -20,7 +20,7 @@ import { checkedQuotas, duration, type Quotas, whole, type Window } from "../com
 export const LEASE_MS = 100;
 export const NOT_DECIDED = outageLog("requests are not decided");
 
-export interface LeaseOptions {
+export interface LeaseOptions extends ClockOption {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /** `log` if left out. */
@@ -39,8 +39,6 @@ export interface LeaseOptions {
   remember?: Window | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
 }
 
 /** A limiter for keys with many requests, allowed or refused. */
