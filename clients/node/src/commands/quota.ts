@@ -74,8 +74,6 @@ export function listOf(quotas: Quotas): readonly Quota[] {
   if (typeof quotas === "string") return parseQuotas(quotas);
   if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
   if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
-  const isPair = (quota: unknown) => typeof quota !== "string";
-  if (quotas.every(isPair)) return quotas as readonly Quota[];
   return (quotas as readonly (string | Quota)[]).flatMap((quota) =>
     typeof quota === "string" ? parseQuotas(quota) : [quota],
   );

@@ -146,6 +146,7 @@ class Places {
 
   /** Waits for so long, or until a place of this key is given back here. Rejects if the signal aborts. */
   wait(key: Key, ms: number, sleep: HoldOptions["sleep"], signal: AbortSignal | undefined): Promise<void> {
+    signal?.throwIfAborted();
     const name = key.toString();
     const waits = this.#waits.get(name) ?? new Set();
     this.#waits.set(name, waits);

@@ -18,6 +18,8 @@ import { checkedQuotas, duration, type Quotas, whole, type Window } from "../com
 
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
+
+/** What the log says of Redis being away where nobody else is told. */
 export const NOT_DECIDED = outageLog("requests are not decided");
 
 export interface LeaseOptions extends ClockOption {

@@ -82,7 +82,7 @@ export class Command {
     return words;
   }
 
-  /** Reads the reply to this command. An error stays one; so does what cannot be read become one. */
+  /** Reads the reply to this command, or the error that it failed with. What cannot be read is an error too. */
   read(reply: unknown): Decision | Error {
     if (reply instanceof Error) return reply;
     try {
