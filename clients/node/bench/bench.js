@@ -1,6 +1,6 @@
 // Decisions of one process over one connection: beside other stores, and leases beside direct calls, with the same
-// client. Each has a process of its own; they take turns in short rounds, so that whatever else the machine does meets
-// all of them. Prints Markdown.
+// client; and the CPU time of a request: the guard beside express-rate-limit. Each has a process of its own; they take
+// turns in short rounds, so that whatever else the machine does meets all of them. Prints Markdown.
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -8,11 +8,13 @@ import { readFileSync } from "node:fs";
 import { availableParallelism, cpus } from "node:os";
 import { fileURLToPath } from "node:url";
 
+import { rateLimit } from "express-rate-limit";
 import { Redis } from "ioredis";
 import { RedisStore } from "rate-limit-redis";
 import { RateLimiterRedis, RateLimiterUnion } from "rate-limiter-flexible";
 import { createClient } from "redis";
 import { leases, rl } from "redis-rl";
+import { Guard } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
 
@@ -34,13 +36,11 @@ const CLIENTS = ["node-redis", "ioredis"];
 /** What is asked of one key: a limit that nobody reaches, and one that is reached at once. */
 const LOCAL_ROWS = { "hot key": 100_000_000, flood: 1 };
 
-/** Who is compared, and in what. */
+/** Who is compared, and in what: decisions a second, or µs of CPU time a decision. */
 const TABLES = [
-  [
-    ["redis-rl", "rate-limit-redis", "rate-limiter-flexible"],
-    ["one limit", "three tiers"],
-  ],
-  [["direct", "leases"], Object.keys(LOCAL_ROWS)],
+  ["rate", ["redis-rl", "rate-limit-redis", "rate-limiter-flexible"], ["one limit", "three tiers"]],
+  ["rate", ["direct", "leases"], Object.keys(LOCAL_ROWS)],
+  ["us", ["one limit", "one policy", "two policies", "two, one of them leased"], ["µs of CPU"]],
 ];
 
 /** What a store does for a row, as functions of a key. */
@@ -83,6 +83,42 @@ const ways = {
     }),
 };
 
+/** A middleware, asked by requests without HTTP: that of express-rate-limit, and guards. */
+const middlewares = {
+  "one limit": ({ sendCommand }) =>
+    rateLimit({
+      windowMs: HOUR,
+      limit: MANY,
+      standardHeaders: "draft-8",
+      legacyHeaders: false,
+      validate: false,
+      keyGenerator: ({ ip }) => ip,
+      store: new RedisStore({ sendCommand, prefix: prefix() }),
+    }),
+  "one policy": (connection) => guard(connection, `${MANY}/h`),
+  "two policies": (connection) => guard(connection, twoPolicies(0)),
+  "two, one of them leased": (connection) => guard(connection, twoPolicies(1000)),
+};
+
+const twoPolicies = (lease) => [
+  { name: "everybody", quotas: `${100 * MANY}/d`, key: "all", lease },
+  { name: "plan", quotas: `${MANY}/h` },
+];
+
+function guard({ client }, policies) {
+  const options = { key: ({ ip }) => ip, prefix: prefix(), fail: "closed", timeoutMs: 30_000 };
+  return new Guard(client, policies, options).middleware;
+}
+
+function requesting(middleware) {
+  return (ip) =>
+    new Promise((resolve, reject) => {
+      const end = () => reject(new Error("refused"));
+      const response = { headersSent: false, setHeader() {}, append() {}, end };
+      middleware({ ip }, response, (error) => (error ? reject(error) : resolve()));
+    });
+}
+
 let prefixes = 0;
 const prefix = () => `${process.pid}:${prefixes++}:`;
 
@@ -106,13 +142,17 @@ async function worker(url, client, store) {
       flexible: { storeClient: redis },
     };
   }
-  const decide = await { ...stores, ...ways }[store](connection);
+  const decide =
+    store in middlewares
+      ? [requesting(middlewares[store](connection))]
+      : await { ...stores, ...ways }[store](connection);
   process.on("message", async (row) => process.send(await round(decide[row])));
   process.on("disconnect", () => process.exit());
   process.send("ready");
 }
 
 async function round(decide) {
+  const before = process.cpuUsage();
   const start = performance.now();
   const end = start + Number(SECONDS) * 1000;
   let decisions = 0;
@@ -120,7 +160,8 @@ async function round(decide) {
     while (performance.now() < end) await decide(KEYS[decisions++ % KEYS.length]);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, loop));
-  return decisions / ((performance.now() - start) / 1000);
+  const { user, system } = process.cpuUsage(before);
+  return { rate: decisions / ((performance.now() - start) / 1000), us: (user + system) / decisions };
 }
 
 const median = (numbers) => numbers.toSorted((a, b) => a - b)[numbers.length >> 1];
@@ -141,14 +182,17 @@ async function main() {
       }
       return children.slice(-names.length);
     };
-    for (const [names, rows] of TABLES) {
+    for (const [unit, names, rows] of TABLES) {
       console.log(`| | ${names.join(" | ")} |\n| --- ${"| --- ".repeat(names.length)}|`);
       for (const client of CLIENTS) {
         const processes = await start(client, names);
         for (const [row, name] of rows.entries()) {
           await control.flushAll();
-          const cells = (await measure(processes, row)).map((each) =>
-            Math.round(median(each)).toLocaleString("en"),
+          const medians = (await measure(processes, row)).map((each) =>
+            median(each.map((round) => round[unit])),
+          );
+          const cells = medians.map((each) =>
+            unit === "us" ? each.toFixed(1) : Math.round(each).toLocaleString("en"),
           );
           console.log(`| ${client}: ${[name, ...cells].join(" | ")} |`);
         }

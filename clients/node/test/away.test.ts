@@ -7,9 +7,9 @@ import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type Asking, MemoryLimiter, rl, withTimeout, type Words } from "redis-rl";
+import { type Asking, hold, leases, MemoryLimiter, rl, withTimeout, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
-import { type Ask, guarded, stores } from "./asks.js";
+import { type Ask, failed, guarded, quotas, stores } from "./asks.js";
 import {
   calls,
   command,
@@ -360,6 +360,33 @@ test("warnings of errors: one at once, then one a second that tells how many", a
   await ask();
   assert.deepEqual(told(), text(1));
 });
+
+const others: Record<string, (client: Asking) => Ask> = {
+  leases: (client) => {
+    const limiter = leases(client, { quotas });
+    return () => limiter.take("key").then(() => 200, failed);
+  },
+  hold: (client) => () => hold(client, "key", 5, () => 200).catch(failed),
+  ...Object.fromEntries(
+    Object.entries(stores).map(([name, ask]) => [name, (client: Asking) => ask(client, "", 1000)]),
+  ),
+};
+for (const [name, make] of Object.entries(others))
+  test(`${name}: that Redis is away is told once, and once that it decides again`, async (t) => {
+    const memory = new MemoryLimiter();
+    let isAway = true;
+    const send = (words: Words) => (isAway ? Promise.reject(new Error("no network")) : memory.send(words));
+    const warned = t.mock.method(console, "warn", () => {});
+    const ask = make({ send });
+    for (let i = 0; i < 3; i++) assert.equal(await ask(), 500);
+    isAway = false;
+    await waitFor("the end", async () => (await ask()) === 200 && warned.mock.callCount() > 1);
+    const meanwhile = name === "hold" ? "places are not taken" : "requests are not decided";
+    assert.deepEqual(
+      warned.mock.calls.map((call) => call.arguments),
+      [[`Redis is away, ${meanwhile}: no network`], ["Redis decides on rate limits again"]],
+    );
+  });
 
 test("a quiet service: Redis decides again soon after the first request that finds it well, without another", async () => {
   for (let i = 0; i < 5; i++) {

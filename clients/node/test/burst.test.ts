@@ -118,6 +118,8 @@ describe("bursts", () => {
           assert.deepEqual(tally(await Promise.all(asked)), { 200: LIMIT, 429: 10_000 - LIMIT });
         });
 
+        // Those of a cold client wait as long for its connection, which the burst before shows.
+        if (!warm) return;
         test("10,000 at once, served by handlers that take longer than the timeout", async () => {
           const each = () => work(WORK_MS / 10_000);
           await burst(await connect(warm), [10_000], all.slice(0, 1), { each });

@@ -7,12 +7,9 @@ import { promisify } from "node:util";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
 import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
-import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { rateLimiter } from "redis-rl/ioredis";
-import { RateLimitStorage } from "redis-rl/nestjs-throttler";
 import { command, opened, redirections, Server, socket, startCluster } from "./harness.js";
 
-const MINUTE = 1_700_000_040_000;
 const open = opened();
 
 const KEYS = Array.from({ length: 100 }, (_, i) => `key:${i}`);
@@ -64,15 +61,6 @@ describe("one server", () => {
       assert.equal(await command(server, "DBSIZE"), 2);
     });
 
-    test(`${name}: calls that are made at once are answered in order`, async () => {
-      const limiter = await connect();
-      const verdicts = await Promise.all(KEYS.map(() => limiter.fixed("key", [40, "1m"], { at: MINUTE })));
-      assert.deepEqual(
-        verdicts.map(({ limited, remaining }) => [limited, remaining]),
-        KEYS.map((_, i) => [i >= 40, Math.max(39 - i, 0)]),
-      );
-    });
-
     test(`${name}: the largest limit is read exactly, and no larger one is sent`, async () => {
       const limiter = await connect();
       for (const cost of [0, 1, 2, 3]) {
@@ -116,22 +104,6 @@ describe("one server", () => {
     const [verdict] = await Promise.all([limiter.log("key", [5, "1h"]), redis.set("other", 1)]);
     assert.equal(verdict.remaining, 4);
   });
-});
-
-test("a server without the module is named in the error", async () => {
-  const server = await Server.startWithoutModule();
-  open.push(() => server.stop());
-  const client = await createClient({ url: server.url, socket, modules: { rl } }).connect();
-  open.push(() => client.destroy());
-  const redis = new Redis(server.url);
-  open.push(() => redis.disconnect());
-  const expected = /unknown command 'RL\.LOG'/;
-  await assert.rejects(rateLimiter(redis).log("key", [5, "1h"]), expected);
-  await assert.rejects(client.rl.log("key", [5, "1h"]), expected);
-  const store = new RateLimitStore(client);
-  store.init({ windowMs: 60_000, limit: 5 });
-  await assert.rejects(store.increment("key"), expected);
-  await assert.rejects(new RateLimitStorage(client).increment("key", 60_000, 5, 0), expected);
 });
 
 test("ioredis: a command that is not answered in time, and one whose connection is lost", async () => {
@@ -219,18 +191,4 @@ describe("a cluster", () => {
       const { stdout } = await promisify(execFile)("node", words, { cwd, timeout: 30_000 });
       assert.equal(stdout, '"requests-1h";r=4;t=3600\n'.repeat(3));
     });
-
-  test("keys of several slots are refused", async () => {
-    const rootNodes = servers.map(({ url }) => ({ url }));
-    const cluster = await createCluster({ rootNodes, defaults: { socket }, modules: { rl } }).connect();
-    open.push(() => cluster.close());
-    const row = { algorithm: "log", limit: 5, window: "1h" } as const;
-    await assert.rejects(
-      cluster.rl.all([
-        { ...row, key: "a" },
-        { ...row, key: "b" },
-      ]),
-      /CROSSSLOT/,
-    );
-  });
 });

@@ -51,21 +51,14 @@ export function opened(): (() => unknown)[] {
 export type Figures = [number, number, number, number, number, taken?: number, at?: number];
 
 /** What a reply means. */
-export function verdictOf([
-  limited,
-  limit,
-  remaining,
-  retryAfterMs,
-  resetAfterMs,
-  taken,
-  at,
-]: Figures): Verdict {
+export function verdictOf([limited, limit, remaining, waitMs, resetAfterMs, taken, at]: Figures): Verdict {
+  const retryAfterMs = waitMs < 0 ? null : waitMs;
   const verdict = {
     allowed: limited === 0,
     limited: limited === 1,
     limit,
     remaining,
-    retryAfterMs: retryAfterMs < 0 ? null : retryAfterMs,
+    retryAfterMs,
     resetAfterMs,
   };
   return taken === undefined || at === undefined ? verdict : { ...verdict, taken, at };

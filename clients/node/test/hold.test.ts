@@ -158,6 +158,22 @@ describe("a place", () => {
     assert.equal((await waiting).held, true);
   });
 
+  test("that is given back goes at once to one of those who wait in this process; a renewal wakes nobody", async () => {
+    const { take, pass, sent } = recorder();
+    const places = await Promise.all(Array.from({ length: 5 }, () => take()));
+    // Of those only a place that is given back ends the wait.
+    const asleep = { timeoutMs: Infinity, sleep: () => new Promise<void>(() => {}) };
+    const waiting = Array.from({ length: 3 }, () => take(asleep));
+    await new Promise(setImmediate);
+    sent.length = 0;
+    assert.equal((await pass(10_000)).length, 2 * places.length);
+    await places.pop()?.release();
+    const next = await Promise.race(waiting);
+    assert.deepEqual([next.held, sent.length], [true, 2]);
+    await Promise.all([next, ...places].map((place) => place.release()));
+    for (const place of await Promise.all(waiting)) assert.equal(place.held, place !== next);
+  });
+
   test("is given back once, when the block ends, by an exception too; a refused one is an answer", async () => {
     const memory = new MemoryLimiter();
     const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;

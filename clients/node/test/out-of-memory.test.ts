@@ -156,7 +156,7 @@ describe("a limiter in memory whose memory ends", () => {
         const words = command(below);
         const reply = await ask(made, words);
         if (reply === OUT_OF_MEMORY) refused++;
-        else assert.deepEqual(reply, await ask(reference, words), String(words).slice(0, 200));
+        else assert.deepEqual(reply, await ask(reference, words));
       }
     }
     assert.ok(refused > 500, String(refused));

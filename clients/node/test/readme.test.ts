@@ -165,17 +165,19 @@ async function overHttp(code: string, name: string, shown: string): Promise<void
       "await app.listen({ port: 3000 });",
       `await app.ready();\nexport default app.routing;${stopping}`,
     );
-  const { default: app, stop } = (await import(moduleOf(exported, name))) as {
-    default: express.Express;
-    stop(): void;
-  };
-  const web = await serve(app);
-  try {
-    const [head = "", body] = shown.split("\n\n");
-    const [status = "", ...fields] = head.trim().split("\n") as [string, ...string[]];
-    const route = /app\.(get|post)\("(.*?)"/.exec(code) as unknown as [string, string, string];
-    for (;;) {
-      await command(server, "FLUSHALL");
+  const file = moduleOf(exported, name);
+  const [head = "", body] = shown.split("\n\n");
+  const [status = "", ...fields] = head.trim().split("\n") as [string, ...string[]];
+  const route = /app\.(get|post)\("(.*?)"/.exec(code) as unknown as [string, string, string];
+  for (let tries = 0; ; tries++) {
+    await command(server, "FLUSHALL");
+    // A new application, as one may count in memory.
+    const { default: app, stop } = (await import(`${file}?${tries}`)) as {
+      default: express.Express;
+      stop(): void;
+    };
+    const web = await serve(app);
+    try {
       const start = Date.now();
       let response: Response;
       do {
@@ -192,9 +194,9 @@ async function overHttp(code: string, name: string, shown: string): Promise<void
       const text = await response.text();
       if (body !== undefined) assert.equal(text, body.trim());
       return;
+    } finally {
+      stop();
+      await web.stop();
     }
-  } finally {
-    stop();
-    await web.stop();
   }
 }

@@ -7,6 +7,11 @@ import { checkedOptions, OPTIONS } from "./options.js";
 /** The time, in Unix milliseconds. */
 export type Clock = () => number;
 
+export interface ClockOption {
+  /** The time, in Unix milliseconds; the server's if left out. */
+  clock?: Clock | undefined;
+}
+
 /** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 
@@ -59,9 +64,4 @@ export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
     info: (key) => to.info(key),
     reset: (key) => to.reset(key),
   };
-}
-
-/** The time of this process in milliseconds since its start, with fractions. */
-export function processTime(): number {
-  return performance.now();
 }

@@ -135,10 +135,6 @@ function checked(limit: number): string {
   return String(limit);
 }
 
-function pushQuotas(writer: CommandWriter, quotas: Quotas): void {
-  for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
-}
-
 function pushOptions(writer: CommandWriter, options: TakeOptions = {}): void {
   const { cost, force, partial, at } = checkedOptions("a command", OPTIONS.command, options);
   if (cost !== undefined) writer.push("COST", String(cost));
@@ -183,27 +179,20 @@ function decision([figure, retryAfter, at, rows]: DecisionFigures): Decision {
 
 function info(reply: unknown): Info | null {
   if (reply === null) return null;
-  const fields = toMap(reply);
-  const entries = fields.get("entries");
+  const { algorithm, windows, entries } = Object.fromEntries(toMap(reply));
   return {
-    algorithm: String(fields.get("algorithm")) as Algorithm,
-    windows: (fields.get("windows") as unknown[]).map(windowInfo),
+    algorithm: String(algorithm) as Algorithm,
+    windows: (windows as unknown[]).map(windowInfo),
     ...(entries !== undefined && { entries: Number(entries) }),
   };
 }
 
+/** The server names fields as in `window_ms`. */
 function windowInfo(reply: unknown): WindowInfo {
-  const fields = toMap(reply);
-  return {
-    windowMs: Number(fields.get("window_ms")),
-    used: Number(fields.get("used")),
-    resetAfterMs: Number(fields.get("reset_after_ms")),
-    ...(fields.has("current") && {
-      current: Number(fields.get("current")),
-      previous: Number(fields.get("previous")),
-    }),
-    ...(fields.has("limit") && { limit: Number(fields.get("limit")) }),
-  };
+  const fields = [...toMap(reply)].map(([name, value]) => {
+    return [name.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase()), Number(value)];
+  });
+  return Object.fromEntries(fields) as WindowInfo;
 }
 
 /** A map in RESP3 is an object or a Map. In RESP2 it is an array of alternating keys and values. */
@@ -215,16 +204,29 @@ function toMap(reply: unknown): Map<string, unknown> {
   return map;
 }
 
-function taking(name: string) {
+/** A command that decides by quotas. */
+function deciding(name: string, IS_READ_ONLY: boolean) {
   return {
-    IS_READ_ONLY: false,
+    IS_READ_ONLY,
     parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
       pushKey(writer, key);
-      pushQuotas(writer, quotas);
+      for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
       pushOptions(writer, options);
     },
     transformReply: verdict,
+  } as const;
+}
+
+/** A command of a key alone. */
+function ofKey<Raw, Reply>(name: string, IS_READ_ONLY: boolean, transformReply: (reply: Raw) => Reply) {
+  return {
+    IS_READ_ONLY,
+    parseCommand(this: void, writer: CommandWriter, key: Key): void {
+      writer.push(name);
+      pushKey(writer, key);
+    },
+    transformReply,
   } as const;
 }
 
@@ -235,30 +237,18 @@ export function checkedAlgorithm(algorithm: Algorithm): Algorithm {
   return algorithm;
 }
 
+type Peeking = (this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions) => void;
+const peek = deciding("RL.PEEK", true);
+const parsePeek: Peeking = peek.parseCommand;
+
 /** The commands as node-redis takes them: `createClient({ modules: { rl } })`. */
 export const rl = {
-  fixed: taking("RL.FIXED"),
-  sliding: taking("RL.SLIDING"),
-  log: taking("RL.LOG"),
-  bucket: taking("RL.BUCKET"),
-  peek: {
-    IS_READ_ONLY: true,
-    parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: PeekOptions): void {
-      writer.push("RL.PEEK");
-      pushKey(writer, key);
-      pushQuotas(writer, quotas);
-      pushOptions(writer, options);
-    },
-    transformReply: verdict,
-  },
-  info: {
-    IS_READ_ONLY: true,
-    parseCommand(this: void, writer: CommandWriter, key: Key): void {
-      writer.push("RL.INFO");
-      pushKey(writer, key);
-    },
-    transformReply: info,
-  },
+  fixed: deciding("RL.FIXED", false),
+  sliding: deciding("RL.SLIDING", false),
+  log: deciding("RL.LOG", false),
+  bucket: deciding("RL.BUCKET", false),
+  peek: { ...peek, parseCommand: parsePeek },
+  info: ofKey("RL.INFO", true, info),
   all: {
     IS_READ_ONLY: false,
     parseCommand(this: void, writer: CommandWriter, rows: readonly Row[], options?: AllOptions): void {
@@ -271,15 +261,8 @@ export const rl = {
     },
     transformReply: decision,
   },
-  reset: {
-    IS_READ_ONLY: false,
-    parseCommand(this: void, writer: CommandWriter, key: Key): void {
-      writer.push("DEL");
-      pushKey(writer, key);
-    },
-    // A cluster client of node-redis adds up the replies of nodes to DEL, which works only with numbers.
-    transformReply: (reply: Integer): number => Number(reply),
-  },
+  // A cluster client of node-redis adds up the replies of nodes to DEL, which works only with numbers.
+  reset: ofKey("DEL", false, (reply: Integer): number => Number(reply)),
 } as const;
 
 /** A command as words, its name first. */
@@ -292,29 +275,18 @@ export interface Description<Arguments extends unknown[], Reply> {
   transformReply(this: void, reply: never): Reply;
 }
 
-class WordList implements CommandWriter {
-  readonly words: Key[] = [];
-
-  constructor(readonly prefix: Key) {}
-
-  push(...more: string[]): void {
-    for (const word of more) this.words.push(word);
-  }
-
-  pushKey(key: Key): void {
-    this.words.push(prefixed(this.prefix, key));
-  }
-}
-
 /** The words of a command, with `prefix` before its keys. */
 export function wordsOf<Arguments extends unknown[]>(
   { parseCommand }: Pick<Description<Arguments, unknown>, "parseCommand">,
   prefix: Key,
   args: Arguments,
 ): Words {
-  const list = new WordList(prefix);
-  parseCommand(list, ...args);
-  return list.words as Words;
+  const words: Key[] = [];
+  parseCommand(
+    { push: (...more) => words.push(...more), pushKey: (key) => words.push(prefixed(prefix, key)) },
+    ...args,
+  );
+  return words as Words;
 }
 
 /** The commands, with a prefix before their keys, sent by a function. */

@@ -21,6 +21,7 @@ const SIGNAL: Check = {
 const OWN: Check = { what: "", is: () => true };
 
 const asking = { timeoutMs: OWN, remember: OWN, clock: CLOCK };
+const waiting = { timeoutMs: OWN, signal: SIGNAL, clock: CLOCK, sleep: FUNCTION };
 const hooks = {
   onDecision: FUNCTION,
   onError: FUNCTION,
@@ -51,15 +52,8 @@ export const OPTIONS = {
   },
   memory: { maxKeys: OWN, clock: CLOCK },
   leases: { quotas: OWN, algorithm: OWN, units: OWN, for: OWN, ...asking },
-  acquire: { cost: OWN, timeoutMs: OWN, signal: SIGNAL, clock: CLOCK, sleep: FUNCTION },
-  hold: {
-    for: OWN,
-    timeoutMs: OWN,
-    signal: SIGNAL,
-    onLate: FUNCTION,
-    clock: CLOCK,
-    sleep: FUNCTION,
-  },
+  acquire: { cost: OWN, ...waiting },
+  hold: { for: OWN, onLate: FUNCTION, ...waiting },
   store,
   expressStore: { ...store, algorithm: OWN, countRefused: FLAG, lease: OWN },
   limiter: { clock: CLOCK },

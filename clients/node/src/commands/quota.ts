@@ -1,5 +1,6 @@
 // Quotas: how they are written, and what they mean.
 
+import { inspect } from "node:util";
 import { Recent } from "./recent.js";
 
 /** A length of time: a positive integer with `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. A number means seconds. */
@@ -23,6 +24,13 @@ export const MAX_LIMIT = 2 ** 53 - 48;
 export const MAX_WINDOW_MS = 3650 * 86_400_000;
 
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** Throws a `RangeError` unless a value is an integer from 0 to `max`. */
+export function whole(what: string, value: number, max = MAX_LIMIT): number {
+  if (!Number.isInteger(value) || value < 0 || value > max)
+    throw new RangeError(`${what} must be an integer from 0 to ${max}, and not ${inspect(value)}`);
+  return value;
+}
 
 /** The length of a window in milliseconds. Throws a `RangeError` if it is not written as a window. */
 export function milliseconds(window: Window): number {
@@ -66,8 +74,6 @@ export function listOf(quotas: Quotas): readonly Quota[] {
   if (typeof quotas === "string") return parseQuotas(quotas);
   if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
   if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
-  const isPair = (quota: unknown) => typeof quota !== "string";
-  if (quotas.every(isPair)) return quotas as readonly Quota[];
   return (quotas as readonly (string | Quota)[]).flatMap((quota) =>
     typeof quota === "string" ? parseQuotas(quota) : [quota],
   );
@@ -80,9 +86,7 @@ export function checkedQuotas(quotas: Quotas): readonly Quota[] {
   const windows = list.map((quota) => {
     if (!Array.isArray(quota)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
     const [limit, window] = quota;
-    if (!Number.isInteger(limit) || limit < 0 || limit > MAX_LIMIT) {
-      throw new RangeError(`a limit must be an integer from 0 to ${MAX_LIMIT}`);
-    }
+    whole("a limit", limit);
     const ms = milliseconds(window);
     if (ms > MAX_WINDOW_MS) throw new RangeError("a window must be at most 3650d");
     return ms;

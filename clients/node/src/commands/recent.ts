@@ -35,10 +35,6 @@ export class Recent<T> {
     return undefined;
   }
 
-  delete(name: string): void {
-    this.#entries.delete(name);
-  }
-
   values(): Iterable<T> {
     return this.#entries.values();
   }

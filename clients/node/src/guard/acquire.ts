@@ -1,9 +1,8 @@
 // Waiting until a limit allows a request.
 
-import { setMaxListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
 import { askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock } from "../commands/clock.js";
+import { checkedClock, type ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -12,15 +11,19 @@ import {
   type Verdict,
 } from "../commands/commands.js";
 import { Driver } from "./driver.js";
-import { type Answer, Request } from "../keys/request.js";
+import { Request, verdictOf } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
-import { verdictOf } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, MAX_LIMIT, type Quotas } from "../commands/quota.js";
-import { now as realTime } from "../lines/ticks.js";
-import { LONGEST_TIMER_MS } from "../lines/ticks.js";
+import { checkedQuotas, type Quotas, whole } from "../commands/quota.js";
+import { LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
-export interface AcquireOptions {
+/** Options of those who wait. */
+export interface WaitOptions extends ClockOption {
+  /** Waits in place of a timer, for a test that moves its clock here. */
+  sleep?: ((ms: number) => Promise<unknown>) | undefined;
+}
+
+export interface AcquireOptions extends WaitOptions {
   /** Units of the request; 1 if left out. */
   cost?: number | undefined;
   /**
@@ -30,14 +33,10 @@ export interface AcquireOptions {
   timeoutMs?: number | undefined;
   /** Ends the wait. Any units taken are given back. */
   signal?: AbortSignal | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-  /** Waits in place of a timer, for a test that moves its clock here. */
-  sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
 
 /** Milliseconds without an answer after which Redis counts as away. */
-const TIMEOUT_MS = 1000;
+export const TIMEOUT_MS = 1000;
 
 /**
  * Waits until a request is allowed: asks, sleeps exactly as long as the refusal says, and asks again. Resolves to the
@@ -59,56 +58,30 @@ export async function acquire(
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
   const { sleep = (ms: number) => sleepFor(ms, signal) } = options;
-  if (!Number.isInteger(cost) || cost < 0 || cost > MAX_LIMIT) {
-    throw new RangeError(`a cost that is waited for must be an integer from 0 to ${MAX_LIMIT}`);
-  }
-  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0)) {
-    throw new RangeError("timeoutMs must be a number from 0");
-  }
+  whole("a cost that is waited for", cost);
+  checkWait(timeoutMs);
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const share = { key: checkedKey(key), rules, cost };
-  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock);
+  // The caller learns of an outage by the error.
+  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {});
   const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
-    const verdict = verdictOf(await decide(driver, new Request([share]), signal), cost);
+    const verdict = verdictOf(await driver.decide(new Request([share]), signal), cost);
     const { allowed, retryAfterMs } = verdict;
     if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
     await sleep(retryAfterMs);
   }
 }
 
-/** Asks once. If the signal aborts before the answer comes, what the command takes is given back. */
-function decide(driver: Driver, request: Request, signal: AbortSignal | undefined): Promise<Answer> {
-  return new Promise((resolve, reject) => {
-    const forget = onAbort(signal, (reason) => {
-      reject(reason);
-      void driver.giveBack(request);
-    });
-    // An abort after the caller has the answer must not give back units that the caller uses.
-    const settled =
-      <T>(settle: (value: T) => void) =>
-      (value: T) => {
-        forget();
-        settle(value);
-      };
-    driver.decide(request).then(settled(resolve), settled(reject));
-  });
-}
-
-/** Calls `call` when the signal is aborted. The function that it returns stops that. */
-export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
-  if (signal === undefined) return () => {};
-  const abort = () => call(signal.reason as Error);
-  // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
-  if (signal instanceof EventTarget) setMaxListeners(0, signal);
-  signal.addEventListener("abort", abort);
-  return () => signal.removeEventListener("abort", abort);
+export function checkWait(timeoutMs: number): void {
+  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
+    throw new RangeError("timeoutMs must be a number from 0");
 }
 
 /** Sleeps for at least `ms` milliseconds. Rejects with the signal's reason if that is aborted. */
-export async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
+async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
   // A timer may fire a fraction of a millisecond early, and cannot wait longer than `LONGEST_TIMER_MS`.
   for (const end = realTime() + ms; ;) {
     const leftMs = Math.ceil(end - realTime());

@@ -1,28 +1,17 @@
 // Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
+import { setMaxListeners } from "node:events";
 import type { Asker } from "../lines/asker.js";
-import { checkedClock, type Clock, isMistake, processTime } from "../commands/clock.js";
-import {
-  type Decision,
-  type Key,
-  prefixed,
-  probeOf,
-  type Verdict,
-  type Words,
-} from "../commands/commands.js";
+import { checkedClock, type Clock, isMistake } from "../commands/clock.js";
+import { type Key, prefixed, probeOf, type Verdict, type Words } from "../commands/commands.js";
 import { Keys } from "../keys/keys.js";
 import type { Command, Step } from "../keys/command.js";
-import { type Answer, Request } from "../keys/request.js";
+import { type Answer, Request, verdictOf } from "../keys/request.js";
 import type { Share } from "../keys/rules.js";
 import { Away } from "../lines/away.js";
 import { isAway } from "../lines/errors.js";
-import { later, LONGEST_TIMER_MS, now, outside } from "../lines/ticks.js";
-
-/**
- * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
- * of the node concerned; otherwise it is empty.
- */
-export type OnOutage = (error: Error | undefined, node: string) => void;
+import { Alarm, later, now } from "../lines/ticks.js";
+import type { OnOutage } from "./warning.js";
 
 /** A node that is away. */
 interface Outage {
@@ -43,20 +32,22 @@ export class Driver {
   #onIdle: (() => void)[] = [];
   /** The last time that the clock returned. */
   #lastMs = 0;
-  #timer: NodeJS.Timeout | undefined;
-  #timerMs = Infinity;
+  readonly #alarm = new Alarm(
+    () => this.known(),
+    () => this.#carryOut(this.#keys.tick(this.known())),
+  );
   /** The nodes that are away, by name. */
   readonly #outages = new Map<string, Outage>();
 
   constructor(
     readonly asker: Asker,
     rememberMs: number,
-    clock?: Clock,
-    readonly onOutage?: OnOutage,
+    clock: Clock | undefined,
+    readonly onOutage: OnOutage,
   ) {
     this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
     this.#clock = clock && checkedClock(clock);
-    this.#time = this.#clock ?? this.asker.clock ?? processTime;
+    this.#time = this.#clock ?? this.asker.clock ?? now;
   }
 
   #now(): number {
@@ -64,7 +55,7 @@ export class Driver {
   }
 
   /** The time where nobody can be told that the clock failed: in that case, the last time that it returned. */
-  #known(): number {
+  #exact(): number {
     try {
       return (this.#lastMs = this.#time());
     } catch {
@@ -72,12 +63,29 @@ export class Driver {
     }
   }
 
+  /** The time in whole milliseconds; if the clock fails, the last time that it returned. */
+  known(): number {
+    return Math.floor(this.#exact());
+  }
+
+  /** Whether the time is a test's, which it may move: then no timer fires. */
+  get isByClock(): boolean {
+    return this.#time !== now;
+  }
+
   /**
-   * Resolves to the decision. Rejects if Redis is away and nothing refuses: what the request took stays counted then.
+   * Resolves to the decision. Rejects if Redis is away and nothing refuses: what the request took stays counted then. If
+   * the signal aborts before the answer comes, what the request takes is given back.
    */
-  decide(request: Request): Promise<Answer> {
+  decide(request: Request, signal?: AbortSignal): Promise<Answer> {
     return new Promise((resolve, reject) => {
+      const forget = onAbort(signal, (reason) => {
+        reject(reason);
+        void this.giveBack(request);
+      });
       this.ask(request, (answer) => {
+        // An abort after the caller has the answer must not give back units that the caller uses.
+        forget();
         if (answer instanceof Error) reject(answer);
         else resolve(answer);
       });
@@ -88,17 +96,18 @@ export class Driver {
   ask(request: Request, told: (answer: Answer | Error) => void): void {
     request.told = told;
     try {
-      // A clock that a test moves fires no timer, so leases that have ended are given back here.
-      if (this.#time !== processTime) this.#carryOut(this.#keys.tick(this.#now()));
+      // Leases that have ended are given back here, if no timer does it.
+      if (this.isByClock) this.#carryOut(this.#keys.tick(this.#now()));
       this.#carryOut(this.#keys.take(this.#now(), request));
     } catch (error) {
       told(error as Error);
     }
   }
 
-  /** Decides on one share: at once if a lease or a remembered refusal can answer. Throws if the clock fails. */
-  take(share: Share): Verdict | Promise<Answer> {
-    return this.#keys.known(this.#now(), share) ?? this.decide(new Request([share]));
+  /** Decides on one share, without a command if a lease or a remembered refusal can answer. */
+  async take(share: Share): Promise<Verdict> {
+    const known = this.#keys.known(this.#now(), share);
+    return known ?? verdictOf(await this.decide(new Request([share])), share.cost);
   }
 
   /**
@@ -106,11 +115,8 @@ export class Driver {
    * given back stays counted.
    */
   async giveBack(request: Request): Promise<void> {
-    const { commands } = this.#keys.giveBack(Math.floor(this.#known()), request);
-    const sent = commands.map((command) => {
-      return new Promise<void>((resolve) => this.#send(command, resolve));
-    });
-    await Promise.all(sent);
+    const { commands } = this.#keys.giveBack(this.known(), request);
+    await Promise.all(commands.map((command) => this.#send(command)));
   }
 
   /** Corrects what is counted of shares, by their positions, to what was used. Rejects if a command failed. */
@@ -136,11 +142,14 @@ export class Driver {
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async close(): Promise<void> {
     this.#carryOut(this.#keys.close());
-    clearTimeout(this.#timer);
-    this.#timerMs = Infinity;
+    this.#alarm.clear();
     if (this.#due === 0) return;
-    const idle = new Promise<void>((resolve) => this.#onIdle.push(resolve));
-    await this.asker.ticks.within(idle).catch(() => undefined);
+    await this.within(new Promise<void>((resolve) => this.#onIdle.push(resolve)));
+  }
+
+  /** Waits for this, but no longer than the timeout. */
+  async within(done: Promise<unknown>): Promise<void> {
+    await this.asker.ticks.within(done).catch(() => undefined);
   }
 
   #carryOut({ commands, answers }: Step): void {
@@ -150,60 +159,58 @@ export class Driver {
     for (let i = 0; i < commands.length; i++) {
       const command = commands[i] as Command;
       const why = command.settles ? reasons[i] : command.request && reason;
-      if (why === undefined) this.#send(command);
+      if (why === undefined) void this.#send(command);
       else this.#replied(command, why);
     }
     for (const [request, answer] of answers) request.told?.(answer);
-    this.#tickLater();
+    this.#alarm.set(this.#keys.nextTickMs);
   }
 
-  #send(command: Command, onReply?: () => void): void {
+  async #send(command: Command): Promise<void> {
     this.#due++;
-    const resolve = (reply: unknown) => {
-      this.#due--;
-      this.#replied(command, reply);
-      onReply?.();
-      if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
-    };
+    let reply: unknown;
     try {
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      const reject = (error: Error) => resolve(this.#failed(words, error));
-      this.asker.ask({ words, resolve, reject });
+      reply = await this.asker.send(words).catch((error: unknown) => this.#failed(words, error as Error));
     } catch (error) {
-      resolve(error);
+      reply = error;
     }
+    this.#due--;
+    this.#replied(command, reply);
+    if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
   }
 
   #replied(command: Command, reply: unknown): void {
     if (command.request === undefined) return;
     // Rounded up, so that the wait that is left is never reported too short.
-    const nowMs = Math.ceil(this.#known());
-    this.#carryOut(this.#keys.reply(nowMs, command, read(command, reply)));
+    this.#carryOut(this.#keys.reply(Math.ceil(this.#exact()), command, command.read(reply)));
   }
 
-  #failed([, key]: Words, error: Error): Error {
-    const node = this.asker.nodeOf(key as Key);
+  #nodeOf(key: Key): string {
+    return this.asker.nodeOf(key) ?? "";
+  }
+
+  #failed([, key = ""]: Words, error: Error): Error {
+    const node = this.#nodeOf(key);
     if (isMistake(error) || !isAway(error) || this.#outages.has(node)) return error;
-    const outage = { away: new Away(), reason: error, node, key: key as Key };
+    const outage = { away: new Away(), reason: error, node, key };
     outage.away.failed(now());
     this.#outages.set(node, outage);
-    this.onOutage?.(error, node);
+    this.onOutage(error, node);
     return error;
   }
 
   /** For each command the reason not to send it, if its node is away. One that only gives back is sent all the same. */
   #reasons(commands: readonly Command[]): (Error | undefined)[] {
-    const { prefix, nodeOf } = this.asker;
-    for (const outage of this.#outages.values()) if (nodeOf(outage.key) !== outage.node) this.#end(outage);
+    const { prefix } = this.asker;
+    for (const outage of this.#outages.values())
+      if (this.#nodeOf(outage.key) !== outage.node) this.#end(outage);
     return commands.map((command) => {
       const [share] = command.shares;
-      const outage = share && command.request && this.#outages.get(nodeOf(prefixed(prefix, share.key)));
-      if (outage === undefined) return undefined;
-      if (outage.away.ask(now()) === "probe") {
-        const at = this.#clock && Math.floor(this.#known());
-        this.#probe(outage, probeOf(command.words(prefix, at)));
-      }
-      return outage.reason;
+      const outage = share && command.request && this.#outages.get(this.#nodeOf(prefixed(prefix, share.key)));
+      if (outage?.away.ask(now()) === "probe")
+        this.#probe(outage, probeOf(command.words(prefix, this.#clock && this.known())));
+      return outage?.reason;
     });
   }
 
@@ -231,28 +238,16 @@ export class Driver {
   #end(outage: Outage): void {
     if (this.#outages.get(outage.node) !== outage) return;
     this.#outages.delete(outage.node);
-    this.onOutage?.(undefined, outage.node);
-  }
-
-  #tickLater(): void {
-    const { nextTickMs } = this.#keys;
-    if (nextTickMs === undefined || nextTickMs >= this.#timerMs) return;
-    clearTimeout(this.#timer);
-    this.#timerMs = nextTickMs;
-    const ms = Math.min(Math.max(0, nextTickMs - Math.floor(this.#known())), LONGEST_TIMER_MS);
-    const tick = () => {
-      this.#timerMs = Infinity;
-      this.#carryOut(this.#keys.tick(Math.floor(this.#known())));
-    };
-    this.#timer = outside(() => setTimeout(tick, ms).unref());
+    this.onOutage(undefined, outage.node);
   }
 }
 
-function read(command: Command, reply: unknown): Decision | Error {
-  if (reply instanceof Error) return reply;
-  try {
-    return command.read(reply);
-  } catch (error) {
-    return error as Error;
-  }
+/** Calls `call` when the signal is aborted. The function that it returns stops that. */
+export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
+  if (signal === undefined) return () => {};
+  const abort = () => call(signal.reason as Error);
+  // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
+  if (signal instanceof EventTarget) setMaxListeners(0, signal);
+  signal.addEventListener("abort", abort);
+  return () => signal.removeEventListener("abort", abort);
 }

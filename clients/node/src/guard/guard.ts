@@ -1,8 +1,9 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type Clock, isMistake } from "../commands/clock.js";
+import { type ClockOption, isMistake } from "../commands/clock.js";
 import type { Decision, Verdict } from "../commands/commands.js";
+import { clientAddress } from "./address.js";
 import { Driver } from "./driver.js";
 import {
   type Answer,
@@ -20,7 +21,6 @@ import {
   type AppliedPolicy,
   areNamed,
   type Choose,
-  isPromise,
   type KeyOf,
   type MaybePromise,
   type Policies,
@@ -30,16 +30,15 @@ import {
   units,
 } from "./policy.js";
 import { duration, type Window } from "../commands/quota.js";
-import { Recent } from "../commands/recent.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { mistakeOf, outageLog, warn } from "./warning.js";
+import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
 export type { Answer, Fields, Problem, Reply } from "./fields.js";
 export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
 
 /** Options for all limits of a service. */
-export interface GuardOptions<R> {
+export interface GuardOptions<R> extends ClockOption {
   /** The key of policies without one of their own: whose quotas they are. The client's address if left out. */
   key?: KeyOf<R> | undefined;
   /**
@@ -56,8 +55,6 @@ export interface GuardOptions<R> {
   remember?: Window | undefined;
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
   /**
    * Called with each decision, also with those made in this process, and with the policies that it was made by. A
    * policy with `dryRun` has a decision of its own.
@@ -71,7 +68,7 @@ export interface GuardOptions<R> {
    * Called with an error when Redis goes away, and with undefined when it decides again; on a cluster, with the name of
    * the node. If left out, both are written to the console.
    */
-  onOutage?: ((error: Error | undefined, node: string) => void) | undefined;
+  onOutage?: OnOutage | undefined;
   /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
   onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
@@ -90,6 +87,14 @@ interface Passage {
   readonly visits: Visit[];
   readonly response: unknown;
 }
+
+/** What happens to requests while Redis is away, as the log says it. */
+const MEANWHILE = {
+  open: "requests pass",
+  closed: "requests are answered by 503",
+  local: "limits are local, each process's own",
+  onAway: "onAway answers requests",
+};
 
 /** The property of a request that holds its passage. */
 const PASSAGE = Symbol("passage");
@@ -111,8 +116,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #local: Driver | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
-  /** Policies that handlers pass to `take`, by the route that names them. */
-  readonly #taken = new Recent<PolicySet<R>>(1000);
+  /** Policies that handlers pass to `take`. Those without a name are named after the route, if it is known. */
+  readonly #taken: PolicySet<R>;
 
   constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
     const {
@@ -127,16 +132,17 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (onAway !== undefined && options.fail !== undefined)
       throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
     this.#options = options;
-    this.#setting = { key, outer: whoIn, addressOf: (request) => this.addressOf(request), prefix };
+    // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
+    // put in braces, as it could direct all load to one node.
+    const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
+    this.#setting = { whoOf: key ?? ofClient, prefix };
     this.#own = new PolicySet(policies, this.#setting);
-    const [asker, rememberMs] = [askerOf(client, timeoutMs), duration(remember)];
-    this.#driver = new Driver(
-      asker,
-      rememberMs,
-      clock,
-      options.onOutage ?? outageLog(onAway ? "onAway" : fail),
-    );
-    if (fail === "local") this.#local = new Driver(askerOf(new MemoryLimiter({ clock }), 1000), rememberMs);
+    this.#taken = new PolicySet<R>(() => undefined, this.#setting);
+    const { onOutage = outageLog(MEANWHILE[onAway ? "onAway" : fail]) } = options;
+    const rememberMs = duration(remember);
+    this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
+    const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
+    if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.middleware = this.whole(this.handler(this.#own));
   }
 
@@ -167,10 +173,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    * handler itself responds to a request that is not allowed.
    */
   async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
-    const set = policies === undefined ? this.#own : this.#setOf(request, policies);
-    const shares = await (policies === undefined ? set.shares(request) : set.sharesBy(policies, request));
+    const set = policies === undefined ? this.#own : this.#taken;
+    const name = policies === undefined || areNamed(policies) ? undefined : this.routeOf(request);
+    const shares = await set.shares(request, policies, name);
     const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
-    return this.decide(request, undefined, set, asked);
+    return this.#decide(request, undefined, set, asked);
   }
 
   /**
@@ -212,13 +219,16 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /**
    * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
    */
-  protected async decide(
+  protected async decide(request: R, response: S | undefined, set: PolicySet<R>): Promise<Answer> {
+    return this.#decide(request, response, set, await set.shares(request));
+  }
+
+  async #decide(
     request: R,
     response: S | undefined,
     set: PolicySet<R>,
-    asked: MaybePromise<readonly PolicyShare[]> = set.shares(request),
+    shares: readonly PolicyShare[],
   ): Promise<Answer> {
-    const shares = isPromise(asked) ? await asked : asked;
     const passing: Passing = request;
     const passage = (passing[PASSAGE] ??= {
       visits: [],
@@ -242,18 +252,6 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const fields = standingOf(passage);
     if (told !== undefined) this.tell(told, fields);
     return { ...PASSES, fields };
-  }
-
-  /** The set for policies that a handler passes. Those without a name are named after the route, if it is known. */
-  #setOf(request: R, policies: Policies<R>): PolicySet<R> {
-    const route = areNamed(policies) ? undefined : this.routeOf(request);
-    const name = route ?? "";
-    let set = this.#taken.get(name);
-    if (set === undefined) {
-      set = new PolicySet<R>(() => undefined, this.#setting, route === undefined ? undefined : () => route);
-      this.#taken.put(name, set);
-    }
-    return set;
   }
 
   /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */

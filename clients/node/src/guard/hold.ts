@@ -1,18 +1,19 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
-import { type Asker, askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock, processTime } from "../commands/clock.js";
+import { askerOf, type Asking } from "../lines/asker.js";
+import { checkedClock, type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { onAbort, sleepFor } from "./acquire.js";
-import { Driver } from "./driver.js";
+import { checkWait, TIMEOUT_MS, type WaitOptions } from "./acquire.js";
+import { Driver, onAbort } from "./driver.js";
+import { outageLog } from "./warning.js";
 import { Place, type Says } from "../keys/place.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
-import { later, LONGEST_TIMER_MS, now as realTime, outside } from "../lines/ticks.js";
+import { Alarm, later, now as realTime } from "../lines/ticks.js";
 
-export interface HoldOptions {
+export interface HoldOptions extends WaitOptions {
   /**
    * The place of a process that dies is free after this time, at least `100ms`; `30s` if left out. All callers with the
    * same key must name the same time.
@@ -24,11 +25,9 @@ export interface HoldOptions {
   signal?: AbortSignal | undefined;
   /** Called once, with the key, if a place could not be renewed for so long that another may hold it by now. */
   onLate?: ((key: Key) => void) | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
-  /** Waits in place of a timer, for a test that moves its clock here. */
-  sleep?: ((ms: number) => Promise<unknown>) | undefined;
 }
+
+type Work<T> = (place: Hold) => T | PromiseLike<T>;
 
 /** A place that is held, or the result of not getting one. */
 export interface Hold {
@@ -41,8 +40,6 @@ export interface Hold {
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Milliseconds without an answer after which Redis counts as away. */
-const TIMEOUT_MS = 1000;
 const SHORTEST_MS = 100;
 /** The upper bounds of the first wait for a place and of any later one, in milliseconds. */
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
@@ -58,25 +55,20 @@ export function hold(client: Asking, key: Key, limit: number, options?: HoldOpti
  * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
  * place that is not `held`.
  */
-export function hold<T>(
-  client: Asking,
-  key: Key,
-  limit: number,
-  work: (place: Hold) => T | PromiseLike<T>,
-): Promise<T>;
+export function hold<T>(client: Asking, key: Key, limit: number, work: Work<T>): Promise<T>;
 export function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
   options: HoldOptions | undefined,
-  work: (place: Hold) => T | PromiseLike<T>,
+  work: Work<T>,
 ): Promise<T>;
 export async function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
-  given?: HoldOptions | ((place: Hold) => T | PromiseLike<T>),
-  last?: (place: Hold) => T | PromiseLike<T>,
+  given?: HoldOptions | Work<T>,
+  last?: Work<T>,
 ): Promise<Hold | T> {
   const isLast = typeof given === "function" && last === undefined;
   const [options, work] = isLast ? [undefined, given] : [given as HoldOptions | undefined, last];
@@ -98,10 +90,9 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
     signal,
     onLate,
     clock,
-    sleep = (ms: number) => sleepFor(ms, signal),
+    sleep,
   } = checkedOptions("hold", OPTIONS.hold, options);
-  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
-    throw new RangeError("timeoutMs must be a number from 0");
+  checkWait(timeoutMs);
   const forMs = milliseconds(lasting);
   if (forMs < SHORTEST_MS) throw new RangeError("for must be at least 100ms");
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);
@@ -116,7 +107,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
     await place.take(taking, signal);
     const leftMs = endMs - now();
     if (place.held || leftMs <= 0) return place;
-    await sleep(Math.min(mostMs * (0.5 + Math.random() / 2), leftMs));
+    await places.wait(key, Math.min(mostMs * (0.5 + Math.random() / 2), leftMs), sleep, signal);
   }
 }
 
@@ -124,69 +115,75 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
 class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
-  readonly #asker: Asker;
-  readonly #time: Clock;
   readonly #held = new Set<HeldPlace>();
-  #lastMs = 0;
-  #timer: NodeJS.Timeout | undefined;
-  #timerMs = Infinity;
+  /** What ends the waits for a place, by key. */
+  readonly #waits = new Map<string, Set<() => void>>();
+  readonly #alarm = new Alarm(
+    () => this.driver.known(),
+    () => this.#tick(),
+    TOGETHER_MS,
+  );
 
   static of(client: Asking, clock: Clock | undefined): Places {
-    const time = clock ?? processTime;
-    const ofClient = Places.#all.get(client) ?? new WeakMap<object, Places>();
-    const places = ofClient.get(time) ?? new Places(client, clock);
-    Places.#all.set(client, ofClient.set(time, places));
-    // A clock that a test moves fires no timer, so renewals that are due are sent here.
-    if (places.#time !== processTime && places.now() >= places.#timerMs) places.#tick();
+    const byClock = Places.#all.get(client) ?? new WeakMap<object, Places>();
+    const places = byClock.get(clock ?? realTime) ?? new Places(client, clock);
+    Places.#all.set(client, byClock.set(clock ?? realTime, places));
+    // Renewals that are due are sent here, if no timer does it.
+    if (places.driver.isByClock && places.driver.known() >= places.#alarm.dueMs) places.#tick();
     return places;
   }
 
   private constructor(client: Asking, clock: Clock | undefined) {
-    this.#asker = askerOf(client, TIMEOUT_MS);
-    this.driver = new Driver(this.#asker, 0, clock);
-    this.#time = clock ?? this.#asker.clock ?? processTime;
-  }
-
-  /** The time in whole milliseconds. If the application's clock fails, it is the last time that the clock returned. */
-  now(): number {
-    try {
-      this.#lastMs = Math.floor(this.#time());
-    } catch {
-      // The driver reads the clock too, and passes its error to the caller.
-    }
-    return this.#lastMs;
+    this.driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
   }
 
   /** Follows a place whose state has changed, or forgets it if it is over. */
-  changed(place: HeldPlace): void {
-    if (place.place.state === "over") this.#held.delete(place);
-    else this.#held.add(place);
-    this.#tickAt(place.place.dueMs);
+  changed(held: HeldPlace): void {
+    if (held.place.state === "over") this.#held.delete(held);
+    else this.#held.add(held);
+    this.#alarm.set(held.place.dueMs);
   }
 
-  /** Waits for this, but no longer than the timeout. */
-  async within(done: Promise<unknown>): Promise<void> {
-    await this.#asker.ticks.within(done).catch(() => undefined);
+  /** Waits for so long, or until a place of this key is given back here. Rejects if the signal aborts. */
+  wait(key: Key, ms: number, sleep: HoldOptions["sleep"], signal: AbortSignal | undefined): Promise<void> {
+    signal?.throwIfAborted();
+    const name = key.toString();
+    const waits = this.#waits.get(name) ?? new Set();
+    this.#waits.set(name, waits);
+    return new Promise((resolve, reject) => {
+      const end = (settle: () => void) => {
+        clearTimeout(timer);
+        forget();
+        waits.delete(wake);
+        if (waits.size === 0) this.#waits.delete(name);
+        settle();
+      };
+      const wake = () => end(resolve);
+      const fail = (reason: unknown) => end(() => reject(reason));
+      waits.add(wake);
+      const forget = onAbort(signal, fail);
+      const timer = sleep === undefined ? setTimeout(wake, ms) : void sleep(ms).then(wake, fail);
+    });
   }
 
-  #tickAt(dueMs: number): void {
-    if (dueMs >= this.#timerMs) return;
-    clearTimeout(this.#timer);
-    this.#timerMs = dueMs;
-    const ms = Math.min(Math.max(dueMs - this.now(), TOGETHER_MS), LONGEST_TIMER_MS);
-    this.#timer = outside(() => setTimeout(() => this.#tick(), ms).unref());
+  /**
+   * A place has been given back, so one who waits for the key here asks at once. If thousands only asked now and then,
+   * the place would stay free for long, or their commands would keep this process busy.
+   */
+  freed(key: Key): void {
+    for (const wake of this.#waits.get(key.toString()) ?? []) {
+      wake();
+      return;
+    }
   }
 
   #tick(): void {
-    clearTimeout(this.#timer);
-    this.#timerMs = Infinity;
-    const nowMs = this.now();
-    let nextMs = Infinity;
+    this.#alarm.clear();
+    const nowMs = this.driver.known();
     for (const held of this.#held) {
       if (held.place.dueMs <= nowMs) held.follow(held.place.tick(nowMs));
-      nextMs = Math.min(nextMs, held.place.dueMs);
+      this.#alarm.set(held.place.dueMs);
     }
-    this.#tickAt(nextMs);
   }
 }
 
@@ -207,7 +204,7 @@ class HeldPlace implements Hold {
     readonly renewing: Rules,
     readonly onLate: HoldOptions["onLate"],
   ) {
-    this.place = new Place(forMs, places.now());
+    this.place = new Place(forMs, places.driver.known());
   }
 
   get held(): boolean {
@@ -215,7 +212,7 @@ class HeldPlace implements Hold {
   }
 
   get late(): boolean {
-    return this.place.isLate(this.places.now());
+    return this.place.isLate(this.places.driver.known());
   }
 
   /** Asks for the place. If the signal aborts before the answer comes, what the command takes is given back. */
@@ -234,7 +231,7 @@ class HeldPlace implements Hold {
   }
 
   release(): Promise<void> {
-    return (this.#released ??= this.places.within(this.#release()));
+    return (this.#released ??= this.places.driver.within(this.#release()));
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -252,7 +249,7 @@ class HeldPlace implements Hold {
     const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
       const isTaken = !(answer instanceof Error || answer.limited);
-      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.now()));
+      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.driver.known()));
       if (isTaken) this.#old = request;
       told?.(answer);
     });
@@ -272,6 +269,8 @@ class HeldPlace implements Hold {
 
   #giveBack(request: Request): void {
     const given = this.places.driver.giveBack(request);
-    if (this.place.state === "over") this.#given.push(given);
+    if (this.place.state !== "over") return;
+    this.#given.push(given);
+    this.places.freed(this.key);
   }
 }

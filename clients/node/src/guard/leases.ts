@@ -2,7 +2,7 @@
 
 import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
-import type { Clock } from "../commands/clock.js";
+import type { ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -11,15 +11,18 @@ import {
   type Verdict,
 } from "../commands/commands.js";
 import { Driver } from "./driver.js";
-import type { Answer } from "../keys/request.js";
-import { Rules, tightest } from "../keys/rules.js";
+import { outageLog } from "./warning.js";
+import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, duration, MAX_LIMIT, type Quotas, type Window } from "../commands/quota.js";
+import { checkedQuotas, duration, type Quotas, whole, type Window } from "../commands/quota.js";
 
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
 
-export interface LeaseOptions {
+/** What the log says of Redis being away where nobody else is told. */
+export const NOT_DECIDED = outageLog("requests are not decided");
+
+export interface LeaseOptions extends ClockOption {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /** `log` if left out. */
@@ -38,8 +41,6 @@ export interface LeaseOptions {
   remember?: Window | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
 }
 
 /** A limiter for keys with many requests, allowed or refused. */
@@ -69,30 +70,19 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     clock,
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas);
-  const most = wholeUnits(units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100));
+  const most = whole(
+    "the units of a lease",
+    units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
+  );
   const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
-  const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock);
+  const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock, NOT_DECIDED);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
       if (!Number.isSafeInteger(cost))
         throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
-      const taken = driver.take({ key: checkedKey(key), rules, cost });
-      return "then" in taken ? verdictOf(await taken, cost) : taken;
+      return driver.take({ key: checkedKey(key), rules, cost });
     },
     close: () => driver.close(),
   };
-}
-
-/** The verdict on a request of one share. */
-export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): Verdict {
-  return { ...tightest(rows ?? []), taken: limited ? 0 : cost, at };
-}
-
-/** The units of a lease. Throws a `RangeError` unless they are an integer from 0 to `MAX_LIMIT`. */
-export function wholeUnits(units: number): number {
-  if (!Number.isInteger(units) || units < 0 || units > MAX_LIMIT) {
-    throw new RangeError(`the units of a lease must be an integer from 0 to ${MAX_LIMIT}`);
-  }
-  return units;
 }

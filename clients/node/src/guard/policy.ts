@@ -1,13 +1,11 @@
 // Policies: what a guard limits, and what each asks for a request.
 
-import { inspect } from "node:util";
-import { clientAddress } from "./address.js";
 import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
 import { type Item, itemsOf } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
-import { LEASE_MS, wholeUnits } from "./leases.js";
+import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, type Quota, type Quotas } from "../commands/quota.js";
+import { checkedQuotas, type Quota, type Quotas, whole } from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { mistakeOf, warnOnce } from "./warning.js";
 
@@ -102,7 +100,12 @@ class CheckedPolicy<R> {
     this.#begin = `${prefix}${name}:`;
     this.quotas = checkedQuotas(quotas);
     this.items = itemsOf(name, this.quotas, unit);
-    this.#rules = new Rules(checkedAlgorithm(algorithm), this.quotas, LEASE_MS, wholeUnits(lease));
+    this.#rules = new Rules(
+      checkedAlgorithm(algorithm),
+      this.quotas,
+      LEASE_MS,
+      whole("the units of a lease", lease),
+    );
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }
@@ -112,37 +115,24 @@ class CheckedPolicy<R> {
   }
 
   /** What a request asks for; undefined if it has no key. */
-  share(request: R, whoOf: KeyOf<R>): MaybePromise<PolicyShare | undefined> {
-    try {
-      if (typeof this.#key === "string") return this.#withKey(request, this.#key, undefined);
-      const who = (this.#key ?? whoOf)(request);
-      return isPromise(who) ? who.then((who) => this.#of(request, who)) : this.#of(request, who);
-    } catch (error) {
-      // If this were thrown, a key of another policy that fails later would be an unhandled rejection.
-      return Promise.reject(error);
+  async share(request: R, whoOf: KeyOf<R>): Promise<PolicyShare | undefined> {
+    let key = this.#key;
+    let who: string | undefined;
+    if (typeof key !== "string") {
+      const own = await (key ?? whoOf)(request);
+      if (own === undefined || own === null) {
+        if (!this.#isUsed)
+          warnOnce(
+            `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
+          );
+        return undefined;
+      }
+      this.#isUsed = true;
+      if (typeof own !== "string" && typeof own !== "number") throw new TypeError("a key must be text");
+      key = who = String(own);
     }
-  }
-
-  #of(request: R, who: string | number | undefined | null): MaybePromise<PolicyShare | undefined> {
-    if (who === undefined || who === null) {
-      if (!this.#isUsed)
-        warnOnce(
-          `the key of the policy ${this.name} is ${who}: such requests pass it without a limit; a text such as "nobody" limits them together`,
-        );
-      return undefined;
-    }
-    this.#isUsed = true;
-    if (typeof who !== "string" && typeof who !== "number") throw new TypeError("a key must be text");
-    return this.#withKey(request, String(who), String(who));
-  }
-
-  #withKey(request: R, key: string, who: string | undefined): MaybePromise<PolicyShare> {
-    const cost = typeof this.#cost === "function" ? this.#cost(request) : this.#cost;
-    return isPromise(cost) ? cost.then((cost) => this.#share(key, who, cost)) : this.#share(key, who, cost);
-  }
-
-  #share(key: string, who: string | undefined, cost: number): PolicyShare {
-    return { key: this.#begin + key, rules: this.#rules, cost: units(cost), policy: this, who };
+    const cost = units(typeof this.#cost === "function" ? await this.#cost(request) : this.#cost);
+    return { key: this.#begin + key, rules: this.#rules, cost, policy: this, who };
   }
 }
 
@@ -151,20 +141,13 @@ class CheckedPolicy<R> {
  * cost below 0 would give back what other requests took.
  */
 export function units(cost: number): number {
-  if (!Number.isSafeInteger(cost) || cost < 0) {
-    throw new RangeError(
-      `a cost must be an integer from 0 to ${Number.MAX_SAFE_INTEGER}, and not ${inspect(cost)}`,
-    );
-  }
-  return cost;
+  return whole("a cost", cost, Number.MAX_SAFE_INTEGER);
 }
 
 /** The settings that the policies of a guard and of its routes share. */
 export interface Setting<R> {
-  readonly key: KeyOf<R> | undefined;
-  /** Whom the limits further out count this request for. */
-  readonly outer: (request: R) => string | undefined;
-  readonly addressOf: (request: R) => string | undefined | null;
+  /** Whose quotas a request uses by policies without a key of their own. */
+  readonly whoOf: KeyOf<R>;
   readonly prefix: string;
 }
 
@@ -178,17 +161,15 @@ export class PolicySet<R> {
   /** Tells the route of a request, whose name policies without a name have from the first request on. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
-  #texts = new Recent<CheckedPolicy<R>>(1000);
-  #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+  readonly #texts = new Recent<CheckedPolicy<R>>(1000);
+  readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
 
   constructor(
     policies: Policies<R> | Choose<R>,
-    { key, outer, addressOf, prefix }: Setting<R>,
+    { whoOf, prefix }: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
-    // put in braces, as it could direct all load to one node.
-    this.#whoOf = key ?? ((request) => outer(request) ?? `{${clientAddress(addressOf(request))}}`);
+    this.#whoOf = whoOf;
     this.#prefix = prefix;
     this.#policies = policies;
     this.#routeOf = routeOf;
@@ -198,34 +179,20 @@ export class PolicySet<R> {
     this.fixed = this.#checkedList(policies);
   }
 
-  /** What a request asks for; empty if it is not limited. */
-  shares(request: R): MaybePromise<readonly PolicyShare[]> {
-    if (typeof this.#policies !== "function") {
-      if (this.#routeOf !== undefined) this.#nameFor(request, this.#policies);
-      return this.#shares(this.fixed as readonly CheckedPolicy<R>[], request);
-    }
-    const chosen = this.#policies(request);
-    return isPromise(chosen)
-      ? chosen.then((chosen) => this.sharesBy(chosen, request))
-      : this.sharesBy(chosen, request);
-  }
-
-  /** What a request asks for by the policies that were chosen. */
-  sharesBy(chosen: Policies<R> | undefined | null, request: R): MaybePromise<readonly PolicyShare[]> {
-    if (chosen === undefined || chosen === null) return [];
-    if (this.#routeOf !== undefined) this.#nameFor(request, chosen);
-    return this.#shares(this.#checkedList(chosen), request);
-  }
-
-  #shares(policies: readonly CheckedPolicy<R>[], request: R): MaybePromise<readonly PolicyShare[]> {
-    const shares = policies.map((policy) => policy.share(request, this.#whoOf));
-    if (!shares.some(isPromise)) return present(shares as (PolicyShare | undefined)[]);
-    return Promise.all(shares as PromiseLike<PolicyShare | undefined>[]).then(present);
-  }
-
-  /** Names policies without a name after the route of the request. */
-  #nameFor(request: R, policies: Policies<R>): void {
-    if (!areNamed(policies)) this.nameBy(this.#routeOf?.(request), policies);
+  /**
+   * What a request asks for, by the policies of the set, or by those that a handler chose and their name if they have
+   * none of their own; empty if it is not limited.
+   */
+  async shares(request: R, chosen?: Policies<R>, name?: string): Promise<readonly PolicyShare[]> {
+    const policies =
+      chosen ?? (typeof this.#policies === "function" ? await this.#policies(request) : this.#policies);
+    if (policies === undefined || policies === null) return [];
+    if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
+    const checked = policies === this.#policies ? this.fixed : undefined;
+    const shares = (checked ?? this.#checkedList(policies, name)).map((policy) =>
+      policy.share(request, this.#whoOf),
+    );
+    return (await Promise.all(shares)).filter((share) => share !== undefined);
   }
 
   /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
@@ -240,13 +207,11 @@ export class PolicySet<R> {
       throw mistakeOf(`this limit has no name, and ${why}: give it a name, as in ${line}`);
     }
     this.#name = route;
-    this.#texts = new Recent(1000);
-    this.#objects = new WeakMap();
     if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
   }
 
-  #checkedList(policies: Policies<R>): readonly CheckedPolicy<R>[] {
-    const checked = listOf(policies).map((policy) => this.#checked(policy));
+  #checkedList(policies: Policies<R>, name = this.#name ?? "requests"): readonly CheckedPolicy<R>[] {
+    const checked = listOf(policies).map((policy) => this.#checked(policy, name));
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
     }
@@ -255,18 +220,19 @@ export class PolicySet<R> {
     return checked;
   }
 
-  /** The policy with its options checked. Each policy is checked only once. */
-  #checked(policy: string | Policy<R>): CheckedPolicy<R> {
-    const make = (policy: Policy<R>) => new CheckedPolicy(policy, this.#name ?? "requests", this.#prefix);
+  /** The policy with its options checked. Each policy is checked only once, as long as its name is the same. */
+  #checked(policy: string | Policy<R>, name: string): CheckedPolicy<R> {
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#prefix);
     if (typeof policy === "string") {
-      let checked = this.#texts.get(policy);
-      if (checked === undefined) this.#texts.put(policy, (checked = make({ quotas: policy })));
+      const text = `${name} ${policy}`;
+      let checked = this.#texts.get(text);
+      if (checked === undefined) this.#texts.put(text, (checked = make({ quotas: policy })));
       return checked;
     }
     if (typeof policy !== "object" || (policy as unknown) === null)
       throw new TypeError("a policy is text such as 5/10s, or has quotas");
     let checked = this.#objects.get(policy);
-    if (checked === undefined) this.#objects.set(policy, (checked = make(policy)));
+    if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
 }
@@ -280,14 +246,4 @@ export function areNamed<R>(policies: Policies<R>): boolean {
 
 function listOf<R>(policies: Policies<R>): readonly (string | Policy<R>)[] {
   return Array.isArray(policies) ? (policies as readonly (string | Policy<R>)[]) : [policies as Policy<R>];
-}
-
-function present(shares: readonly (PolicyShare | undefined)[]): readonly PolicyShare[] {
-  return shares.includes(undefined)
-    ? shares.filter((share) => share !== undefined)
-    : (shares as PolicyShare[]);
-}
-
-export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {
-  return typeof (value as PromiseLike<T> | undefined | null)?.then === "function";
 }

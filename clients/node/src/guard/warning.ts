@@ -1,21 +1,19 @@
 // What is written to the console.
 
 import { knownError } from "../lines/errors.js";
-import type { OnOutage } from "./driver.js";
 
-const CONSEQUENCES = {
-  open: "requests pass",
-  closed: "requests are answered by 503",
-  local: "limits are local, each process's own",
-  onAway: "onAway answers requests",
-};
+/**
+ * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
+ * of the node concerned; otherwise it is empty.
+ */
+export type OnOutage = (error: Error | undefined, node: string) => void;
 
 /** Reports that Redis is away, what follows and what to do about it, and that it is back. */
-export function outageLog(fail: keyof typeof CONSEQUENCES): OnOutage {
+export function outageLog(meanwhile: string): OnOutage {
   return (error, node) => {
     const redis = node === "" ? "Redis" : `Redis at ${node}`;
     if (error === undefined) console.warn(`${redis} decides on rate limits again`);
-    else console.warn(`${redis} is away, ${CONSEQUENCES[fail]}: ${reasonOf(error)}`);
+    else console.warn(`${redis} is away, ${meanwhile}: ${reasonOf(error)}`);
   };
 }
 

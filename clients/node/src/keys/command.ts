@@ -6,34 +6,44 @@ import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
 
 /** Settings of a command besides its shares. */
-interface CommandOptions {
+export interface CommandOptions {
   /** The key that is in flight until the reply comes, and the units that are asked for beyond the cost. */
-  key?: Key | undefined;
-  size?: number;
+  readonly key?: Key | undefined;
+  readonly size?: number;
+  /** The hash slot of the keys; undefined without a cluster. */
+  readonly slot?: number | undefined;
   /** The time as of which units are given back. */
-  at?: number | undefined;
-  force?: boolean;
+  readonly at?: number | undefined;
+  readonly force?: boolean;
 }
 
 /** A command to send: it asks for shares of a request, gives them back, or settles them. */
 export class Command {
+  readonly shares: Share[] = [];
+  /** The positions of these shares in the request. */
+  readonly indices: number[] = [];
   readonly key: Key | undefined;
   readonly size: number;
+  readonly slot: number | undefined;
   readonly at: number | undefined;
   readonly force: boolean;
 
   constructor(
-    readonly shares: readonly Share[],
     /** The request that the reply decides on; undefined if no reply is awaited. */
-    readonly request?: Request,
-    /** The positions of these shares in the request. */
-    readonly indices: readonly number[] = [],
-    { key, size = 0, at, force = false }: CommandOptions = {},
+    readonly request: Request | undefined,
+    { key, size = 0, slot, at, force = false }: CommandOptions,
   ) {
     this.key = key;
     this.size = size;
+    this.slot = slot;
     this.at = at;
     this.force = force;
+  }
+
+  add(share: Share, index = 0): this {
+    this.shares.push(share);
+    this.indices.push(index);
+    return this;
   }
 
   /** Whether this command corrects what is counted of its request. */
@@ -72,12 +82,17 @@ export class Command {
     return words;
   }
 
-  /** Reads the reply to this command. Throws if it is malformed. */
-  read(reply: unknown): Decision {
-    if (!this.#isSingle) return rl.all.transformReply(reply as never);
-    const row = rl.log.transformReply(reply as never);
-    const { allowed, limited, retryAfterMs, at = 0 } = row;
-    return { allowed, limited, retryAfterMs, at, rows: [row] };
+  /** Reads the reply to this command, or the error that it failed with. What cannot be read is an error too. */
+  read(reply: unknown): Decision | Error {
+    if (reply instanceof Error) return reply;
+    try {
+      if (!this.#isSingle) return rl.all.transformReply(reply as never);
+      const row = rl.log.transformReply(reply as never);
+      const { allowed, limited, retryAfterMs, at = 0 } = row;
+      return { allowed, limited, retryAfterMs, at, rows: [row] };
+    } catch (error) {
+      return error as Error;
+    }
   }
 }
 

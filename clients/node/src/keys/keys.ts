@@ -4,7 +4,7 @@
 import { isUtf8 } from "node:buffer";
 import type { Decision, Key as Name, Verdict } from "../commands/commands.js";
 import { Recent } from "../commands/recent.js";
-import { Command, Step } from "./command.js";
+import { Command, type CommandOptions, Step } from "./command.js";
 import { Key } from "./key.js";
 import { Lease, Refusal } from "./lease.js";
 import type { Noted, Request } from "./request.js";
@@ -58,18 +58,11 @@ export class Keys {
       step.answers.push([request, request.answer()]);
       return step;
     }
-    const alone = new Map<number, number[]>();
-    for (let index = 0; index < shares.length; index++) {
-      if (this.#takeLeased(nowMs, request, index, keys[index], step)) continue;
-      const slot = this.#slot((shares[index] as Share).key);
-      const indices = alone.get(slot);
-      if (indices === undefined) alone.set(slot, [index]);
-      else indices.push(index);
-    }
-    for (const indices of alone.values()) {
-      const asked = indices.map((index) => shares[index] as Share);
-      step.commands.push(new Command(asked, request, indices));
-    }
+    const alone: Command[] = [];
+    for (const [index, share] of shares.entries())
+      if (!this.#takeLeased(nowMs, request, index, keys[index], step))
+        this.#add(alone, share, {}, request, index);
+    step.commands.push(...alone);
     this.#answerIfWhole(nowMs, request, step);
     return step;
   }
@@ -122,9 +115,10 @@ export class Keys {
     this.#endLease(key, step);
     const share = request.shares[index] as Share;
     const most = Math.min(size, MAX_COST - share.cost);
-    const command = new Command([share], request, [index], { key: size > 0 ? key : undefined, size: most });
     if (size > 0) key.inFlight = true;
-    step.commands.push(command);
+    step.commands.push(
+      new Command(request, { key: size > 0 ? key : undefined, size: most }).add(share, index),
+    );
   }
 
   /** Takes the reply to a command that awaits one, or the error that it failed with. */
@@ -210,7 +204,7 @@ export class Keys {
     } else {
       this.#endLease(key, step);
       key.inFlight = true;
-      step.commands.push(new Command([share], request, [index], { key }));
+      step.commands.push(new Command(request, { key }).add(share, index));
     }
     this.#serveWaiting(nowMs, key, refusal, step);
     if (key.lease !== lease) return;
@@ -282,9 +276,8 @@ export class Keys {
 
   /** Gives back each counted unit once: to its lease if that still exists, else to the server as of its own time. */
   #giveBack(nowMs: number, { shares, noted }: Request, step: Step): void {
-    const back = new Parts<Share>();
-    for (let index = 0; index < shares.length; index++) {
-      const share = shares[index] as Share;
+    const back: Command[] = [];
+    for (const [index, share] of shares.entries()) {
       const note = noted[index] as Noted;
       const { counted, lease, units } = note;
       if (counted.length === 0) continue;
@@ -294,16 +287,20 @@ export class Keys {
         lease.left += units;
         counted.length = 0;
       }
-      for (const { at, units } of counted.splice(0).reverse()) {
-        back.of(this.#slot(share.key), at).push({ ...share, cost: -units });
-      }
+      for (const { at, units } of counted.splice(0).reverse())
+        this.#add(back, { ...share, cost: -units }, { at });
     }
-    for (const { at, parts } of back.all) this.#sendBack(parts, at, step);
+    step.commands.push(...back);
   }
 
-  #sendBack(shares: readonly Share[], at: number | undefined, step: Step): void {
-    step.commands.push(new Command(shares, undefined, [], { at }));
-    for (const share of shares) this.forget(share);
+  /** Adds a share to the command of its slot and time, which may be a new one. What is given back ends refusals. */
+  #add(commands: Command[], share: Share, of: CommandOptions, request?: Request, index?: number): void {
+    // Without a cluster all keys count as one slot.
+    const slot = this.#slotOf?.(share.key);
+    let command = commands.find((each) => each.slot === slot && each.at === of.at);
+    if (command === undefined) commands.push((command = new Command(request, { ...of, slot })));
+    command.add(share, index);
+    if (of.at !== undefined) this.forget(share);
   }
 
   /** Forgets the refusal of a key, which may be over because units were given back. */
@@ -326,11 +323,10 @@ export class Keys {
   #settle(request: Request, step: Step): void {
     const used = [...(request.next ?? [])].sort(([a], [b]) => a - b);
     request.next = request.error = undefined;
-    const changes = new Parts<[index: number, share: Share]>();
+    const changes: Command[] = [];
     for (const [index, units] of request.givesBack ? [] : used) {
       const noted = request.noted[index] as Noted;
       const share = request.shares[index] as Share;
-      const slot = this.#slot(share.key);
       let more = units - noted.units;
       // Once settled, what is left of the units goes back to the server, and no longer to the lease.
       if (more !== 0) noted.lease = undefined;
@@ -340,18 +336,13 @@ export class Keys {
         const given = Math.min(newest.units, -more);
         newest.units -= given;
         if (newest.units === 0) noted.counted.pop();
-        changes.of(slot, newest.at).push([index, { ...share, cost: -given }]);
+        this.#add(changes, { ...share, cost: -given }, { at: newest.at }, request, index);
         more += given;
       }
-      if (more > 0) changes.of(slot, undefined).push([index, { ...share, cost: more }]);
+      if (more > 0) this.#add(changes, { ...share, cost: more }, { force: true }, request, index);
     }
-    for (const { at, parts } of changes.all) {
-      const shares = parts.map(([, share]) => share);
-      const indices = parts.map(([index]) => index);
-      step.commands.push(new Command(shares, request, indices, { at, force: at === undefined }));
-      if (at !== undefined) for (const share of shares) this.forget(share);
-    }
-    request.settling = changes.all.length;
+    step.commands.push(...changes);
+    request.settling = changes.length;
     if (request.settling === 0) step.answers.push([request, request.answer()]);
   }
 
@@ -410,7 +401,9 @@ export class Keys {
     const units = lease.left - kept;
     if (units <= 0) return;
     lease.left = kept;
-    this.#sendBack([{ key: name, rules, cost: -units }], lease.at, step);
+    const share = { key: name, rules, cost: -units };
+    step.commands.push(new Command(undefined, { at: lease.at }).add(share));
+    this.forget(share);
   }
 
   /** Gives back the leases that have ended by now. */
@@ -435,22 +428,6 @@ export class Keys {
     for (const key of this.#keys.values()) this.#endLease(key, step);
     this.#ends = [];
     return step;
-  }
-
-  /** The hash slot of a key. Without a cluster all keys count as one slot. */
-  #slot(key: Name): number {
-    return this.#slotOf?.(key) ?? 0;
-  }
-}
-
-/** Sorts parts into groups by slot and time, each of which is one command. */
-class Parts<T> {
-  readonly all: { slot: number; at: number | undefined; parts: T[] }[] = [];
-
-  of(slot: number, at: number | undefined): T[] {
-    let found = this.all.find((each) => each.slot === slot && each.at === at);
-    if (found === undefined) this.all.push((found = { slot, at, parts: [] }));
-    return found.parts;
   }
 }
 

@@ -2,7 +2,7 @@
 
 import type { Verdict } from "../commands/commands.js";
 import type { Lease } from "./lease.js";
-import { refusalOf, refuses, type Share } from "./rules.js";
+import { refusalOf, refuses, type Share, tightest } from "./rules.js";
 
 /** The answer to a request. */
 export interface Answer {
@@ -95,6 +95,11 @@ export class Request {
     const rows = this.noted.map((noted) => (limited ? without(noted.rows, noted.units) : noted.rows));
     return { limited, retryAfterMs: limited ? waitMs : null, at: this.at, rows };
   }
+}
+
+/** The verdict on a request of one share. */
+export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): Verdict {
+  return { ...tightest(rows ?? []), taken: limited ? 0 : cost, at };
 }
 
 /** The rows as they are once these units are given back. */

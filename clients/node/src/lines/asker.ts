@@ -3,7 +3,7 @@
 import { type Clock, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { type Asked, connectionsOf } from "./connections.js";
+import { connectionsOf } from "./connections.js";
 import type { RedisClient } from "./source.js";
 import { Ticks } from "./ticks.js";
 
@@ -20,14 +20,13 @@ export type Asking = Client | Sender;
 
 /** Sends each command once, with a timeout. */
 export interface Asker {
-  readonly ask: (asked: Asked) => void;
   readonly send: (words: Words) => Promise<unknown>;
   /** The client's key prefix. */
   readonly prefix: Key;
   /** The hash slot of a key; undefined without a cluster. */
   readonly slotOf: ((key: Key) => number) | undefined;
-  /** The name of the node that holds a stored key; empty without a cluster, or if the node is not known. */
-  readonly nodeOf: (stored: Key) => string;
+  /** The name of the node that holds a stored key; empty without a cluster, undefined if the node is not known. */
+  readonly nodeOf: (stored: Key) => string | undefined;
   /** Counts the time until the timeout. */
   readonly ticks: Ticks;
   /** The clock of a limiter in memory; undefined otherwise. */
@@ -36,25 +35,13 @@ export interface Asker {
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const ticks = Ticks.of(timeoutMs);
-  const alone = (send: Asker["send"]) => {
-    const ask = ({ words, resolve, reject }: Asked) => void send(words).then(resolve, reject);
-    return { ask, send, prefix: "", slotOf: undefined, nodeOf: () => "", ticks };
-  };
+  const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks };
   if (asking instanceof MemoryLimiter)
-    return { ...alone((words) => asking.send(words)), clock: () => asking.now() };
-  if (isSender(asking)) return alone(async (words) => ticks.within(asking.send(words)));
+    return { ...alone, send: (words) => asking.send(words), clock: () => asking.now() };
+  if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
   // A command that fails looks as if Redis were away, so a wrong client must fail here and not with the first command.
   if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
-  const connections = connectionsOf(asking, ticks);
-  const { slotOf } = connections;
-  return {
-    ask: (asked) => connections.ask(asked),
-    send: (words) => new Promise((resolve, reject) => connections.ask({ words, resolve, reject })),
-    prefix: connections.source.prefix,
-    slotOf,
-    nodeOf: (stored) => connections.nodeOf(stored) ?? "",
-    ticks,
-  };
+  return connectionsOf(asking, ticks);
 }
 
 function isSender(asking: Asking): asking is Sender {

@@ -16,7 +16,7 @@ const POLL_MS = 5;
 const CLOSED_POLL_MS = 100;
 
 /** A command, and what to call with its reply. */
-export interface Asked {
+interface Asked {
   readonly words: Words;
   readonly resolve: (reply: unknown) => void;
   readonly reject: (error: Error) => void;
@@ -28,14 +28,19 @@ const closed = () => new Error("the client is closed");
 class Carrier {
   readonly #line = new Line();
   readonly #due = new Set<Asked>();
-  readonly #link: Link;
   #connection: Connection | undefined;
   #isUp = false;
   #isOver = false;
 
-  constructor(link: Link) {
-    this.#link = link;
-    link.ticks.begin(this);
+  constructor(
+    readonly connections: Connections,
+    /** One of the node's slots; 0 without a cluster. */
+    slot: number,
+    /** Called once with the reason, before the commands that wait for a reply fail. */
+    readonly onEnd: (error: Error) => void,
+  ) {
+    const { source, ticks } = connections;
+    ticks.begin(this);
     const events = {
       made: (connection: Connection) => {
         this.#connection = connection;
@@ -49,13 +54,13 @@ class Carrier {
       if (this.#isOver) this.#connection?.destroy();
       else for (const asked of this.#due) this.#send(asked);
     };
-    outside(() => link.source.open(link.slot, events)).then(up, events.lost);
+    outside(() => source.open(slot, events)).then(up, events.lost);
   }
 
   ask(asked: Asked): void {
     this.#due.add(asked);
     this.#line.sent();
-    this.#link.ticks.begin(this);
+    this.connections.ticks.begin(this);
     if (this.#isUp) this.#send(asked);
   }
 
@@ -73,13 +78,14 @@ class Carrier {
   #failed(asked: Asked, error: Error): void {
     const isWell = isReply(error) && this.#line.replied(knownError(error)?.means ?? "ok") === "go on";
     if (!isWell) this.end(error);
-    else if (this.#due.delete(asked)) this.#link.onError(asked, error);
+    else if (this.#due.delete(asked)) this.connections.refused(asked, error);
   }
 
   tick(): void {
+    const { ticks } = this.connections;
     // A line does not tick if it has ended or no reply is due, so there is nothing to time out.
-    if (!this.#line.isTicking) this.#link.ticks.end(this);
-    else if (this.#line.tick() === "late") this.end(this.#link.ticks.late());
+    if (!this.#line.isTicking) ticks.end(this);
+    else if (this.#line.tick() === "late") this.end(ticks.late());
   }
 
   /** Closes the connection, and fails all commands that wait for a reply on it. */
@@ -87,59 +93,30 @@ class Carrier {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#line.closed();
-    this.#link.ticks.end(this);
+    this.connections.ticks.end(this);
     this.#connection?.destroy();
-    this.#link.lost(this, error, [...this.#due]);
+    this.onEnd(error);
+    const [first] = this.#due;
+    if (first !== undefined) this.connections.lost(first.words);
+    for (const { reject } of this.#due) reject(error);
     this.#due.clear();
   }
 }
 
-/** The current connection to a node. A new one is opened at most four times a second. */
-class Link {
-  #carrier: Carrier | undefined;
-  #openedMs = -Infinity;
+/** A node, and the current connection to it. A new one is opened at most four times a second. */
+interface Node {
+  carrier?: Carrier | undefined;
+  openedMs: number;
   /** Why the last connection ended. */
-  #lost: Error | undefined;
-
-  constructor(
-    readonly source: Source,
-    readonly ticks: Ticks,
-    /** One of the node's slots; 0 without a cluster. */
-    readonly slot: number,
-    /** Called with each error reply that leaves the connection open. */
-    readonly onError: (asked: Asked, error: Error) => void,
-    /** Called with one of the commands that failed when a connection ended. */
-    readonly onLost: (words: Words) => void,
-  ) {}
-
-  ask(asked: Asked): void {
-    if (this.#carrier === undefined) {
-      if (now() < this.#openedMs + PROBE_MS) {
-        asked.reject(this.#lost ?? closed());
-        return;
-      }
-      this.#openedMs = now();
-      this.#carrier = new Carrier(this);
-    }
-    this.#carrier.ask(asked);
-  }
-
-  lost(carrier: Carrier, error: Error, due: readonly Asked[]): void {
-    if (this.#carrier === carrier) this.#carrier = undefined;
-    this.#lost = error;
-    const [first] = due;
-    if (first !== undefined) this.onLost(first.words);
-    for (const { reject } of due) reject(error);
-  }
-
-  close(): void {
-    this.#carrier?.end(closed());
-  }
+  lost?: Error;
 }
 
 /** The connections made from one client for one timeout. */
 export class Connections {
-  readonly #links = new Map<string, Link>();
+  readonly prefix: Key;
+  /** The hash slot of a key; undefined without a cluster. */
+  readonly slotOf: ((key: Key) => number) | undefined;
+  readonly #nodes = new Map<string, Node>();
   /** Resolves once the application's client knows its cluster; that may take as long as opening a connection. */
   #placed: Promise<void> | undefined;
   #poll: NodeJS.Timeout | undefined;
@@ -149,40 +126,45 @@ export class Connections {
   constructor(
     readonly source: Source,
     readonly ticks: Ticks,
-  ) {}
-
-  /** The hash slot of a key; undefined without a cluster. */
-  get slotOf(): ((key: Key) => number) | undefined {
-    const { prefix, isCluster } = this.source;
-    return isCluster ? (key) => slotOf(prefixed(prefix, key)) : undefined;
+  ) {
+    const { prefix, isCluster } = source;
+    this.prefix = prefix;
+    this.slotOf = isCluster ? (key) => slotOf(prefixed(prefix, key)) : undefined;
   }
 
   /** The name of the node that holds a stored key; empty without a cluster, undefined if no node is known. */
-  nodeOf(stored: Key): string | undefined {
-    return this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
-  }
+  readonly nodeOf = (stored: Key): string | undefined =>
+    this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
 
-  ask(asked: Asked): void {
+  readonly send = (words: Words): Promise<unknown> =>
+    new Promise((resolve, reject) => this.#ask({ words, resolve, reject }));
+
+  #ask(asked: Asked): void {
     const { source, ticks } = this;
     if (source.isClosed()) {
       asked.reject(closed());
       return;
     }
     const key = asked.words[1] as Key;
-    const node = this.nodeOf(key);
-    if (node === undefined) {
+    const name = this.nodeOf(key);
+    if (name === undefined) {
       this.#placed ??= ticks.within(this.#place(key), false).finally(() => (this.#placed = undefined));
-      const again = () => this.ask(asked);
-      this.#placed.then(again, asked.reject);
+      this.#placed.then(() => this.#ask(asked), asked.reject);
       return;
     }
-    let link = this.#links.get(node);
-    if (link === undefined) {
-      const slot = source.isCluster ? slotOf(key) : 0;
-      this.#links.set(node, (link = new Link(source, ticks, slot, this.#onError, this.#onLost)));
-    }
+    let node = this.#nodes.get(name);
+    if (node === undefined) this.#nodes.set(name, (node = { openedMs: -Infinity }));
     if (this.#poll === undefined) this.#pollClosed();
-    link.ask(asked);
+    if (node.carrier === undefined && now() < node.openedMs + PROBE_MS) asked.reject(node.lost ?? closed());
+    else (node.carrier ??= this.#open(node, key)).ask(asked);
+  }
+
+  #open(node: Node, key: Key): Carrier {
+    node.openedMs = now();
+    return new Carrier(this, this.source.isCluster ? slotOf(key) : 0, (error) => {
+      node.lost = error;
+      node.carrier = undefined;
+    });
   }
 
   async #place(key: Key): Promise<void> {
@@ -196,14 +178,14 @@ export class Connections {
       if (!this.source.isClosed()) return;
       clearInterval(this.#poll);
       this.#poll = undefined;
-      for (const link of this.#links.values()) link.close();
-      this.#links.clear();
+      for (const { carrier } of this.#nodes.values()) carrier?.end(closed());
+      this.#nodes.clear();
     };
     this.#poll = outside(() => setInterval(look, CLOSED_POLL_MS).unref());
   }
 
-  /** An error reply has come, so the server has counted nothing. */
-  readonly #onError = (asked: Asked, error: Error): void => {
+  /** A command was answered by an error reply, so the server has counted nothing. */
+  refused(asked: Asked, error: Error): void {
     const { words, resolve, reject } = asked;
     // The cluster has moved the key. The application's client follows the redirection, and learns where keys are now.
     if (!this.source.isCluster || !/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) {
@@ -211,22 +193,21 @@ export class Connections {
     } else if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
       // The application's client may send a command twice, and units must not be given back twice. So it only learns
       // the new place by a command that reads, and this one is sent again from here.
-      const again = () => this.ask(asked);
-      this.ticks.within(this.#learn(words)).then(again, reject);
+      this.ticks.within(this.#learn(words)).then(() => this.#ask(asked), reject);
     } else {
       this.ticks.within(this.source.follow(words)).then(resolve, reject);
     }
-  };
+  }
 
-  /** The node may be gone and another one may have its slots, so the application's client must learn of that. */
-  readonly #onLost = (words: Words): void => {
+  /** A command was lost. Its node may be gone and another one have its slots: the application's client must learn of that. */
+  lost(words: Words): void {
     if (!this.source.isCluster || this.#isLearning) return;
     this.#isLearning = true;
     const learnt = () => {
       this.#isLearning = false;
     };
     this.#learn(words).then(learnt, learnt);
-  };
+  }
 
   /** Has the application's client read a key, so that it learns which node holds it now. */
   #learn([name, key, ...more]: Words): Promise<unknown> {

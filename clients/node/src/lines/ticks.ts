@@ -25,6 +25,36 @@ export function later(ms: number, callback: () => void): void {
   outside(() => setTimeout(callback, ms).unref());
 }
 
+/** One timer for the earliest of the times that it is set for, by a clock of the caller's. */
+export class Alarm {
+  #timer: NodeJS.Timeout | undefined;
+  dueMs = Infinity;
+
+  constructor(
+    readonly timeMs: () => number,
+    readonly ring: () => void,
+    /** What is due within this many milliseconds waits, and is done together. */
+    readonly leastMs = 0,
+  ) {}
+
+  set(dueMs = Infinity): void {
+    if (dueMs >= this.dueMs) return;
+    this.clear();
+    this.dueMs = dueMs;
+    const ms = Math.min(Math.max(this.leastMs, dueMs - this.timeMs()), LONGEST_TIMER_MS);
+    const fire = () => {
+      this.dueMs = Infinity;
+      this.ring();
+    };
+    this.#timer = outside(() => globalThis.setTimeout(fire, ms).unref());
+  }
+
+  clear(): void {
+    clearTimeout(this.#timer);
+    this.dueMs = Infinity;
+  }
+}
+
 export interface Ticking {
   tick(): void;
 }

@@ -3,10 +3,10 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Asking } from "../lines/asker.js";
 import type { Algorithm, Verdict } from "../commands/commands.js";
-import { Request } from "../keys/request.js";
+import { Request, verdictOf } from "../keys/request.js";
 import { Rules, type Share } from "../keys/rules.js";
-import { LEASE_MS, verdictOf, wholeUnits } from "../guard/leases.js";
-import { MAX_LIMIT } from "../commands/quota.js";
+import { LEASE_MS } from "../guard/leases.js";
+import { MAX_LIMIT, milliseconds, type Quota, whole } from "../commands/quota.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { type Store, storeOf, type StoreOptions as CommonOptions } from "./store.js";
 
@@ -49,14 +49,9 @@ export class RateLimitStore {
   readonly prefix: string;
   readonly localKeys = false;
   readonly #store: Store;
-  readonly #lease: number;
-  #rules: Rules | undefined;
-  #algorithm: Algorithm | undefined;
-  readonly #countRefused: boolean | undefined;
-  #windowMs = 60_000;
-  #window = "1m";
-  /** The limit that is sent to the server. Where the store only counts, it is one that is never reached. */
-  #limit = MAX_LIMIT;
+  readonly #options: StoreOptions;
+  /** Where the store only counts, the limit is one that is never reached; also before `init`, when it is not known. */
+  #rules: Rules;
   /**
    * The hit of the request that is being answered, where hits may be given back. The middleware names only a key, which
    * many requests share; so the hit travels in the asynchronous context, from `increment` to `decrement`.
@@ -64,52 +59,46 @@ export class RateLimitStore {
   #hit: AsyncLocalStorage<Hit> | undefined;
 
   constructor(client: Asking, options: StoreOptions = {}) {
-    const {
-      algorithm,
-      countRefused,
-      lease = 0,
-      ...common
-    } = checkedOptions("a store", OPTIONS.expressStore, options);
-    this.#lease = wholeUnits(lease);
+    const checked = checkedOptions("a store", OPTIONS.expressStore, options);
+    const { algorithm = "log", countRefused, lease = 0, ...common } = checked;
     this.#store = storeOf(client, common);
     this.prefix = this.#store.prefix;
-    this.#algorithm = algorithm;
-    this.#countRefused = countRefused;
+    this.#options = {
+      algorithm: checked.algorithm,
+      countRefused,
+      lease: whole("the units of a lease", lease),
+    };
+    this.#rules = new Rules(algorithm, [[MAX_LIMIT, "1m"]], LEASE_MS, 0);
   }
 
   init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
-    this.#window = `${windowMs}ms`;
-    this.#windowMs = windowMs;
-    if (typeof limit === "function" && this.#countRefused === false) {
+    const isFunction = typeof limit === "function";
+    const { countRefused = isFunction || limit === 0, lease = 0 } = this.#options;
+    const { algorithm = countRefused ? "fixed" : "log" } = this.#options;
+    if (isFunction && !countRefused)
       throw new TypeError("countRefused: false needs a limit that is a number");
-    }
-    const countRefused = this.#countRefused ?? (typeof limit === "function" || limit === 0);
-    this.#algorithm ??= countRefused ? "fixed" : "log";
-    const known = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
-    const decides = known && !countRefused;
-    this.#limit = decides ? (limit as number) : MAX_LIMIT;
+    const isKnown = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
+    const decides = isKnown && !countRefused;
     if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
     // A bucket refills in proportion to its limit, so it cannot do without one.
-    const needsLimit = this.#lease > 0 || this.#store.rememberMs > 0 || this.#algorithm === "bucket";
+    const needsLimit = lease > 0 || this.#store.rememberMs > 0 || algorithm === "bucket";
     if (needsLimit && !decides) {
       throw new TypeError(
         "remember, lease and bucket need a limit that is a number, and refused requests that do not count",
       );
     }
-    this.#rules = new Rules(this.#algorithm, [[this.#limit, this.#window]], LEASE_MS, this.#lease);
-  }
-
-  async #decide(key: string): Promise<ClientInfo> {
-    const taken = this.#store.driver.take(this.#share(key));
-    return this.#info("then" in taken ? verdictOf(await taken, 1) : taken);
+    const quota: Quota = [decides ? (limit as number) : MAX_LIMIT, `${windowMs}ms`];
+    this.#rules = new Rules(algorithm, [quota], LEASE_MS, lease);
   }
 
   increment(key: string): Promise<ClientInfo> {
-    if (this.#hit === undefined) return this.#decide(key);
-    const request = new Request([this.#share(key)]);
+    const share = this.#share(key);
+    const { driver } = this.#store;
+    if (this.#hit === undefined) return driver.take(share).then((verdict) => this.#info(verdict));
+    const request = new Request([share]);
     // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
     this.#hit.enterWith({ key, request });
-    return this.#store.driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+    return driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {
@@ -137,37 +126,24 @@ export class RateLimitStore {
   }
 
   async get(key: string): Promise<ClientInfo> {
-    const { key: whole, rules } = this.#share(key);
-    const { remaining, resetAfterMs } = await this.#store.limiter.peek(whole, rules.quotas);
-    return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
+    const { key: stored, rules } = this.#share(key);
+    return this.#info({ ...(await this.#store.limiter.peek(stored, rules.quotas)), limited: false });
   }
 
   #share(key: string): Share {
-    // Before `init` the limit is not known, so the store only counts.
-    const rules = (this.#rules ??= new Rules(
-      this.#algorithm ?? "log",
-      [[this.#limit, this.#window]],
-      LEASE_MS,
-      0,
-    ));
-    return { key: this.prefix + key, rules, cost: 1 };
+    return { key: this.prefix + key, rules: this.#rules, cost: 1 };
   }
 
   #take(key: string, cost: number): Promise<Verdict> {
-    const { key: whole, rules } = this.#share(key);
-    return this.#store.limiter[rules.algorithm](whole, rules.quotas, { cost });
+    const { key: stored, rules } = this.#share(key);
+    return this.#store.limiter[rules.algorithm](stored, rules.quotas, { cost });
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
-    if (!limited) return { totalHits: this.#limit - remaining, resetTime: this.#inFuture(resetAfterMs) };
+    const [[limit, window]] = this.#rules.quotas as [Quota];
     // A limit of 0 never allows a request, but the middleware needs a time.
-    return {
-      totalHits: this.#limit + 1,
-      resetTime: this.#inFuture(retryAfterMs ?? this.#windowMs),
-    };
-  }
-
-  #inFuture(ms: number): Date {
-    return new Date((this.#store.clock ?? Date.now)() + ms);
+    const ms = limited ? (retryAfterMs ?? milliseconds(window)) : resetAfterMs;
+    const resetTime = new Date((this.#store.clock ?? Date.now)() + ms);
+    return { totalHits: limit + (limited ? 1 : -remaining), resetTime };
   }
 }

@@ -3,7 +3,6 @@
 import type { Verdict } from "../commands/commands.js";
 import type { Asking } from "../lines/asker.js";
 import { Rules } from "../keys/rules.js";
-import { verdictOf } from "../guard/leases.js";
 import { MAX_LIMIT, MAX_WINDOW_MS, type Quota } from "../commands/quota.js";
 import { storeOf, type StoreOptions } from "./store.js";
 
@@ -53,6 +52,8 @@ export function rateLimitStore(
   options: StoreOptions = {},
 ): new (options: Configuration) => Store {
   const { prefix, driver, limiter: redis } = storeOf(client, options);
+  // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
+  const { driver: asking } = storeOf(client, { ...options, remember: 0 });
 
   // The kind comes before the key: after it, a client could choose a key that ends like another kind's.
   const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;
@@ -96,16 +97,14 @@ export function rateLimitStore(
       return { current: max + refused, ttl: wait ?? windowMs };
     }
 
-    async #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
+    #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
       const quota: Quota = [limit, `${windowMs}ms`];
-      // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
-      if (this.#ban >= 0 || this.#renews || this.#grows) return redis.log(storedAs("hits", key), quota);
-      const taken = driver.take({
+      const isAlwaysAsked = this.#ban >= 0 || this.#renews || this.#grows;
+      return (isAlwaysAsked ? asking : driver).take({
         key: storedAs("hits", key),
         rules: new Rules("log", [quota], 0, 0),
         cost: 1,
       });
-      return "then" in taken ? verdictOf(await taken, 1) : taken;
     }
 
     /** The state of the block, for a client whose waits grow; undefined without `exponentialBackoff`. */

@@ -1,21 +1,20 @@
 // The options and the connection that all stores for other libraries share.
 
 import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
-import type { Clock } from "../commands/clock.js";
+import type { Clock, ClockOption } from "../commands/clock.js";
 import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
+import { NOT_DECIDED } from "../guard/leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { duration, type Window } from "../commands/quota.js";
 
-export interface StoreOptions {
+export interface StoreOptions extends ClockOption {
   /** What each key begins with; `redis-rl:` if left out. */
   prefix?: string | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
   /** For how long a refusal may be repeated without asking Redis; 0 if left out: then every request is asked for. */
   remember?: Window | undefined;
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
 }
 
 /** What a store asks through: the driver decides on requests, the limiter sends any other command. */
@@ -35,7 +34,7 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
     clock,
   } = checkedOptions("a store", OPTIONS.store, options);
   const rememberMs = duration(remember);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, NOT_DECIDED);
   return {
     prefix,
     driver,
