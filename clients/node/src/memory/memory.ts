@@ -33,12 +33,17 @@ let compiled: object | undefined;
 /** The most bytes that a word may have. */
 const MAX_WORD = 65_536;
 const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
+/** The initial size of the buffer in bytes, and the size above which it is replaced at the next command. */
+const [BUFFER, KEPT] = [16_384, 2 ** 20];
 
 /** Limits without a server: stands in for a client of Redis in tests, in development, or in a single process. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
   #clock: Clock;
-  #view = Buffer.alloc(0);
+  readonly #reader = new Reader();
+  #view = new DataView(new ArrayBuffer());
+  #at = 0;
+  #room = 0;
   /**
    * Whether the compiled module runs. Before a call it means that an earlier one never returned, as when the stack
    * overflowed.
@@ -81,78 +86,125 @@ export class MemoryLimiter extends Commands {
 
   #run(words: Words): unknown {
     const now = this.now();
-    const begin = this.#write(words);
-    const length = this.#inside(() => this.#exports.call(now, words.length));
-    const reply = read(this.#bytes.toString("utf8", begin, begin + length).split("\r\n"));
+    this.#write(words);
+    this.#enter();
+    this.#exports.call(now, words.length);
+    this.#isInside = false;
+    this.#look();
+    this.#reader.at = this.#at;
+    const reply = this.#reader.read();
     if (reply instanceof Error) throw reply;
     return reply;
   }
 
-  #inside(call: () => number): number {
+  #enter(): void {
     // A call that ended in the middle may have left the keys in an inconsistent state.
     if (this.#isInside) throw new Error("this limiter in memory has failed before: make a new one");
     this.#isInside = true;
-    const result = call();
-    this.#isInside = false;
-    return result;
   }
 
-  /** The memory of the compiled module. When it grows, a view of it becomes empty. */
-  get #bytes(): Buffer {
-    if (this.#view.length === 0) this.#view = Buffer.from(this.#exports.memory.buffer);
-    return this.#view;
-  }
-
-  /** Writes a command to the buffer: the lengths of all words, then their bytes. Returns where the buffer begins. */
-  #write(words: readonly Key[]): number {
-    const lengths = words.map(lengthOf);
-    const size = lengths.reduce((sum, length) => sum + length, 4 * words.length);
+  #resize(room: number): void {
+    this.#room = 0;
     // A larger size does not fit the 32 bits that the module takes.
-    const begin = size < 2 ** 31 ? this.#inside(() => this.#exports.buffer(size)) >>> 0 : 0;
-    if (begin === 0) throw new Error(OUT_OF_MEMORY);
-    const bytes = this.#bytes;
-    let at = begin + 4 * words.length;
-    for (let i = 0; i < words.length; i++) {
-      const [word, length] = [words[i] as Key, lengths[i] as number];
-      bytes.writeUInt32LE(length, begin + 4 * i);
-      if (typeof word === "string") bytes.write(word, at);
-      else bytes.set(word, at);
-      at += length;
+    if (room >= 2 ** 31) throw new Error(OUT_OF_MEMORY);
+    this.#enter();
+    const at = this.#exports.buffer(room) >>> 0;
+    this.#isInside = false;
+    if (at === 0) throw new Error(OUT_OF_MEMORY);
+    [this.#at, this.#room] = [at, room];
+  }
+
+  /** Views the memory again if it has grown: that replaces its buffer, and empties the views of the old one. */
+  #look(): void {
+    if (this.#reader.bytes.length > 0) return;
+    this.#view = new DataView(this.#exports.memory.buffer);
+    this.#reader.bytes = new Uint8Array(this.#exports.memory.buffer);
+  }
+
+  /** Writes a command to the buffer: the lengths of all words, then their bytes. */
+  #write(words: readonly Key[]): void {
+    let size = 4 * words.length;
+    for (const word of words) {
+      if (typeof word !== "string" && !(word instanceof Uint8Array))
+        throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
+      // A UTF-16 code unit takes at most three bytes in UTF-8.
+      const most = typeof word === "string" ? 3 * word.length : word.length;
+      if (most > MAX_WORD && (word.length > MAX_WORD || Buffer.byteLength(word) > MAX_WORD))
+        throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
+      size += most;
     }
-    return begin;
+    size = Math.max(size, BUFFER);
+    if (size > this.#room || this.#room > KEPT) this.#resize(size);
+    this.#look();
+    let at = this.#at + 4 * words.length;
+    for (let i = 0; i < words.length; i++) {
+      const begin = at;
+      at = put(words[i] as Key, this.#reader.bytes, at);
+      this.#view.setUint32(this.#at + 4 * i, at - begin, true);
+    }
   }
 }
 
-/** The bytes of a word. Throws if they are too many. */
-function lengthOf(word: Key): number {
-  if (typeof word !== "string" && !(word instanceof Uint8Array))
-    throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
-  const length = word.length > MAX_WORD ? word.length : Buffer.byteLength(word);
-  if (length > MAX_WORD) throw new Error(`ERR each word must have at most ${MAX_WORD} bytes`);
-  return length;
+/** Writes a word, and returns its end. A loop beats `TextEncoder`, as words are short and mostly ASCII. */
+function put(word: Key, bytes: Uint8Array, begin: number): number {
+  if (typeof word !== "string") {
+    bytes.set(word, begin);
+    return begin + word.length;
+  }
+  for (let i = 0; i < word.length; i++) {
+    const unit = word.charCodeAt(i);
+    if (unit > 127) return put(Buffer.from(word), bytes, begin);
+    bytes[begin + i] = unit;
+  }
+  return begin + word.length;
 }
 
-/** Reads a reply in RESP2 from its lines. */
-function read(lines: readonly string[]): unknown {
-  let at = 0;
-  const one = (): unknown => {
-    const line = lines[at++] ?? "";
-    const rest = line.slice(1);
-    switch (line[0]) {
-      case ":":
-        return Number(rest);
-      case "*": {
-        const list = [];
-        for (let left = Number(rest); left > 0; left--) list.push(one());
-        return list;
-      }
-      case "$":
-        return rest === "-1" ? null : lines[at++];
-      case "-":
-        return new Error(rest);
+const [COLON, STAR, DOLLAR, MINUS, CR] = [58, 42, 36, 45, 13];
+
+/** Reads replies in RESP2. */
+class Reader {
+  bytes = new Uint8Array();
+  at = 0;
+
+  read(): unknown {
+    switch (this.bytes[this.at++]) {
+      case COLON:
+        return this.#integer();
+      case STAR:
+        return this.#list(this.#integer());
+      case DOLLAR:
+        return this.#text(this.#integer());
+      case MINUS:
+        return new Error(this.#line());
       default:
-        return rest;
+        return this.#line();
     }
-  };
-  return one();
+  }
+
+  #integer(): number {
+    const { bytes } = this;
+    let at = this.at;
+    const isNegative = bytes[at] === MINUS;
+    if (isNegative) at++;
+    let value = 0;
+    for (let byte; (byte = bytes[at++] as number) !== CR;) value = value * 10 + byte - 48;
+    this.at = at + 1;
+    return isNegative ? -value : value;
+  }
+
+  #list(length: number): unknown[] {
+    const list: unknown[] = [];
+    for (let i = 0; i < length; i++) list.push(this.read());
+    return list;
+  }
+
+  #text(length: number): string | null {
+    if (length < 0) return null;
+    this.at += length + 2;
+    return Buffer.from(this.bytes.subarray(this.at - length - 2, this.at - 2)).toString();
+  }
+
+  #line(): string {
+    return this.#text(this.bytes.indexOf(CR, this.at) - this.at) ?? "";
+  }
 }
