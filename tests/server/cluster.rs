@@ -101,28 +101,16 @@ struct Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// Runs `meanwhile` under traffic in which every request gets a reply.
-    fn answered(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
-        let traffic = Traffic { keys, masters_fail: false, stopped: AtomicBool::new(false) };
-        traffic.run(addresses, meanwhile);
-    }
-
-    /// Runs `meanwhile` under traffic in which masters fail: connections break, and each client waits briefly
-    /// for a replica to have what it was granted.
-    fn replicated(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
-        let traffic = Traffic { keys, masters_fail: true, stopped: AtomicBool::new(false) };
-        traffic.run(addresses, meanwhile);
-    }
-
-    fn run(&self, addresses: Vec<String>, meanwhile: impl FnOnce()) {
+    /// Runs `meanwhile` under traffic in which every request gets a reply, unless `masters_fail`: then connections break, and
+    /// each client waits briefly for a replica to have what it was granted.
+    fn run(addresses: &[String], keys: &[Key], masters_fail: bool, meanwhile: impl FnOnce()) {
+        let traffic = &Traffic { keys, masters_fail, stopped: AtomicBool::new(false) };
         thread::scope(|scope| {
-            let _stop = StopAtTheEnd(&self.stopped);
+            let _stop = StopAtTheEnd(&traffic.stopped);
             for seed in 0..CLIENTS {
-                let addresses = &addresses;
-                scope.spawn(move || self.request_until_stopped(addresses, Random::new(seed)));
+                scope.spawn(move || traffic.request_until_stopped(addresses, Random::new(seed)));
             }
-            let addresses = &addresses;
-            scope.spawn(move || self.request_of_several_until_stopped(addresses, Random::new(CLIENTS)));
+            scope.spawn(|| traffic.request_of_several_until_stopped(addresses, Random::new(CLIENTS)));
             meanwhile();
         });
     }
@@ -398,7 +386,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
     let keys = keys(&cluster);
     let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
     let masters = cluster.masters();
-    Traffic::answered(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         // To the next master, and back.
         for direction in [1, 2] {
             for slot in slots_of(&keys) {
@@ -425,7 +413,7 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
     });
     pipeline(more).exec(&mut cluster.node(from).connect()).expect("replies");
     let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
-    Traffic::answered(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         for (from, to) in [(from, to), (to, from), (from, to)] {
             how.run(&cluster, from, to, &slots_of(&keys));
             at_rest.assert_unchanged(&cluster);
@@ -505,7 +493,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
 fn a_master_that_hands_over_under_traffic_loses_no_unit_and_counts_none_twice() {
     let cluster = Cluster::start();
     let keys = keys(&cluster);
-    Traffic::answered(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         for master in cluster.masters() {
             cluster.hand_over(master);
         }
@@ -522,7 +510,7 @@ fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept()
     let its: Vec<&Key> = keys.iter().filter(|key| cluster.owner(key.slot) == master).collect();
     let granted = || its.iter().map(|key| get(&key.granted)).sum::<i64>();
     let replicated = || its.iter().map(|key| get(&key.replicated)).sum::<i64>();
-    Traffic::replicated(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, true, || {
         wait_for("units that its replica has", || replicated() > 500);
         cluster.fail_over(master);
         let before = granted();
@@ -539,6 +527,6 @@ fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept()
     }
 
     cluster.revive();
-    Traffic::answered(cluster.addresses(), &keys, || wait_until_limits_are_reached(&keys));
+    Traffic::run(&cluster.addresses(), &keys, false, || wait_until_limits_are_reached(&keys));
     assert_every_unit_counts_once(&cluster, &keys);
 }

@@ -206,28 +206,6 @@ fn change(connection: &mut Connection, key: &[u8]) {
 }
 
 #[test]
-fn a_key_from_a_rewritten_append_only_file_lives_as_long_as_its_units_count() {
-    for preamble in ["yes", "no"] {
-        let settings = [("appendonly", "yes"), ("aof-use-rdb-preamble", preamble)];
-        let mut server = Server::with_clock_at(1_900_000_000_123, &settings);
-        for name in COMMANDS {
-            server.value(&format!("{name} {name} 3 8s"));
-        }
-        server.wait_for_rewrite();
-        server.value("BGREWRITEAOF");
-        server.wait_for_rewrite();
-        server.step_clock(3_000);
-        server.restart();
-        for name in COMMANDS {
-            let expires = server.integer(&format!("PEXPIRETIME {name}"));
-            let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 3 8s"));
-            let ttl = server.integer(&format!("PTTL {name}"));
-            assert!(reset_after <= ttl + 1, "{name}: {reset_after} beyond {ttl}, {expires} before");
-        }
-    }
-}
-
-#[test]
 fn a_dump_restores_every_count() {
     let server = Server::start();
     fill(&server);
