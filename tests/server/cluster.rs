@@ -295,12 +295,9 @@ fn set_slot(node: &Server, slot: u16, state: &str) {
     });
 }
 
-/// The slot of `{tenant}`, its owner, and a master to move it to.
-fn slot_to_move(cluster: &Cluster) -> (u16, usize, usize) {
-    let slot = cluster.slot("{tenant}");
-    let from = cluster.owner(slot);
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
-    (slot, from, to)
+/// A master other than this one.
+fn another_master(cluster: &Cluster, than: usize) -> usize {
+    cluster.masters().into_iter().find(|master| *master != than).expect("another master")
 }
 
 /// How a server moves whole slots atomically.
@@ -412,7 +409,7 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
         (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
     });
     pipeline(more).exec(&mut cluster.node(from).connect()).expect("replies");
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
+    let to = another_master(&cluster, from);
     Traffic::run(&cluster.addresses(), &keys, false, || {
         for (from, to) in [(from, to), (to, from), (from, to)] {
             how.run(&cluster, from, to, &slots_of(&keys));
@@ -427,7 +424,9 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
 fn a_large_log_moves_atomically_with_its_slot() {
     const ENTRIES: i64 = 200_000;
     let Some((cluster, how)) = AtomicMove::on_a_cluster() else { return };
-    let (slot, from, to) = slot_to_move(&cluster);
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = another_master(&cluster, from);
     let (source, target) = (cluster.node(from), cluster.node(to));
     let (mut connection, now) = (source.connect(), source.clock_ms());
     for first in (0..ENTRIES).step_by(50_000) {
@@ -458,8 +457,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
     let cluster = Cluster::start();
     let slot = cluster.slot("{tenant}");
     let owner = cluster.owner(slot);
-    let other = *cluster.masters().iter().find(|master| **master != owner).expect("another master");
-    let (owner, other) = (cluster.node(owner), cluster.node(other));
+    let (owner, other) = (cluster.node(owner), cluster.node(another_master(&cluster, owner)));
     let elsewhere = (0..).map(|nth| format!("{{other{nth}}}"));
     let elsewhere = elsewhere.into_iter().find(|name| cluster.slot(name) != slot).expect("another slot");
     for options in ["", " FORCE", " AT 5", " AT 5 FORCE"] {

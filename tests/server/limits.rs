@@ -1,7 +1,7 @@
 //! What counts as used, and for how long.
 
 use crate::helpers::hosts::{Host, Hosts};
-use harness::{COMMANDS, Server};
+use harness::COMMANDS;
 
 use crate::helpers::errors::LIVE_WINDOWS;
 
@@ -240,25 +240,6 @@ fn a_log_is_exact_for_a_shorter_window_at_once_and_keeps_units_for_the_longest()
     // A shorter window does not change that.
     server.value("RL.LOG k 9 1s AT 20000");
     assert_eq!((used(&server, "1m", 20_000), used(&server, "1s", 20_000)), (5, 1));
-}
-
-#[test]
-fn a_log_flooded_by_force_keeps_twice_the_largest_limit_and_stops_growing() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    let mut pipeline = redis::pipe();
-    for at in 0..5_000 {
-        pipeline.cmd("RL.LOG").arg(&["k", "10", "1s", "2000", "1h", "FORCE", "AT", &at.to_string()]);
-    }
-    let _: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
-    assert_eq!(used(&server, "1h", 5_000), 4_000);
-    assert_eq!(used(&server, "1s", 5_000), 999);
-    // The newest remain: a peek waits until the first of the newest 2000 expires.
-    let [limited, _, _, retry_after, _] = server.figures("RL.PEEK k 2000 1h AT 5000");
-    assert_eq!((limited, retry_after), (1, 3_000 + 3_600_000 - 5_000));
-    // A call with a smaller limit drops only one unit, the oldest.
-    server.value("RL.LOG k 10 1h FORCE AT 5001");
-    assert_eq!(used(&server, "1h", 5_001), 4_000);
 }
 
 #[test]
