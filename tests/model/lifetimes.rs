@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::UnixMs;
+use redis_rl_core::limiter::{Algorithm, Limiter, UnixMs};
 
-use crate::calls::History;
+use crate::calls::{History, answer};
 use crate::cases;
+use crate::forms::forced;
 use crate::history::{history, huge, small};
 
 proptest! {
@@ -16,6 +17,17 @@ proptest! {
         history in prop_oneof![history(small()), history(huge())],
     ) {
         lives_long_enough(&history)?;
+    }
+}
+
+#[test]
+fn a_key_expires_early_only_if_it_is_ahead_by_more_than_its_whole_lifetime() {
+    for algorithm in Algorithm::ALL {
+        let mut limiter = Limiter::new(algorithm);
+        answer(&mut limiter, &forced(1, 10_000, 1_000)).expect("the window fits");
+        let lifetime = |ahead_ms| limiter.lifetime(UnixMs::saturating(10_000 - ahead_ms), 0);
+        let ahead_ms = (0..10_000).find(|ahead_ms| lifetime(*ahead_ms).expires_early).expect("far ahead");
+        assert_eq!(lifetime(ahead_ms).ms, ahead_ms - 1, "{algorithm:?}");
     }
 }
 
