@@ -19,11 +19,11 @@ pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
 fn stored(server: &Server) -> BTreeMap<String, Vec<u8>> {
     let mut connection = server.connect();
     let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
-    let mut stored = |key: String| {
+    let stored = |key: String| {
         let dump: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).expect("DUMP");
         (key, Payload::of(&dump).body)
     };
-    keys.into_iter().map(|key| stored(key)).collect()
+    keys.into_iter().map(stored).collect()
 }
 
 /// A server that rewrites its append-only file as commands, and compresses nothing.
