@@ -11,7 +11,7 @@ use crate::callgrind::CountedServer;
 use crate::report::Report;
 use crate::scripts::{Loaded, Scripts};
 use crate::server::{Server, Setup, command};
-use crate::throughput::{Benchmark, Rates};
+use crate::throughput::{Benchmark, Spread};
 use crate::workload::Workload;
 
 /// Optional tools.
@@ -110,21 +110,22 @@ pub struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Starts the first server, with these settings.
-    pub fn start(setup: &'a Setup, tools: &'a Tools, settings: &[(&str, &str)]) -> Result<Bench<'a>> {
-        let fast = Server::start(setup, setup.first_server(), settings)?;
+    /// Starts the first server.
+    pub fn start(setup: &'a Setup, tools: &'a Tools) -> Result<Bench<'a>> {
+        let fast = Server::start(setup, setup.first_server(), &[])?;
         let scripts = tools.scripts.load(&mut fast.connect()?)?;
         Ok(Bench { setup, fast, scripts, benchmark: tools.benchmark.as_ref() })
     }
 
-    /// Throughput of two workloads, measured alternately. `None` if one has several commands, since
-    /// redis-benchmark sends single ones.
-    pub fn rates(&self, workload: &Workload, base: &Workload) -> Result<Option<Rates<2>>> {
+    /// Requests a second of a workload, and their ratio to those of another by CPU time of the server, which is
+    /// steadier on a shared machine; the two take turns. `None` if one has several commands, since redis-benchmark
+    /// sends single ones.
+    pub fn rates(&self, workload: &Workload, base: &Workload) -> Result<Option<[Spread; 2]>> {
         let Some(benchmark) = self.benchmark else { return Ok(None) };
         if [workload, base].iter().any(|workload| workload.only_command().is_none()) {
             return Ok(None);
         }
         eprintln!("alternating: {}; {}", workload.name, base.name);
-        benchmark.in_turns(&self.fast, [workload, base]).map(Some)
+        benchmark.in_turns(&self.fast, workload, base).map(Some)
     }
 }

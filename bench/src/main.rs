@@ -43,7 +43,7 @@ fn main() -> Result<()> {
         sections::large_logs(&setup, &tools, &mut report)?;
     }
     if setup.wants("memory") {
-        sections::memory(&Bench::start(&setup, &tools, &[])?, &mut report)?;
+        sections::memory(&Bench::start(&setup, &tools)?, &mut report)?;
     }
     println!("{report}");
     Ok(())

@@ -6,7 +6,7 @@ use std::thread;
 use anyhow::{Result, ensure};
 
 use crate::bench::Counter;
-use crate::file::InFile;
+use crate::file::instructions_to_load;
 use crate::report::Report;
 use crate::scripts::Scripts;
 use crate::sections::APPEND_ONLY;
@@ -50,13 +50,13 @@ fn with_file() -> Vec<Recorded> {
     vec![
         (1.857, Workload::allowed(Algorithm::FIXED), Workload::incr()),
         (1.870, Workload::allowed(Algorithm::LOG), Workload::incr()),
-        (4.42, Workload::three_keys(Algorithm::FIXED), Workload::incr()),
+        (4.42, Workload::keys(3, Algorithm::FIXED), Workload::incr()),
     ]
 }
 
 /// When the server loads that file.
 fn loading() -> Vec<Recorded> {
-    vec![(4.01, Workload::three_keys(Algorithm::FIXED), Workload::incr())]
+    vec![(4.01, Workload::keys(3, Algorithm::FIXED), Workload::incr())]
 }
 
 /// Compares what this server takes with what is recorded.
@@ -108,9 +108,8 @@ fn count_with_file(setup: &Setup) -> Result<Measured> {
     let rows = with_file();
     count_twice(&counter, &rows, |_| true)?;
     let mut measured = compare(", with a file", rows, |workload| counter.cost(workload))?;
-    let load = |workload: &Workload| -> Result<f64> {
-        let [one, other] = [InFile::of(&counter, workload)?, InFile::of(&counter, workload)?];
-        Ok(one.instructions.min(other.instructions))
+    let load = |workload: &Workload| {
+        Ok(instructions_to_load(&counter, workload)?.min(instructions_to_load(&counter, workload)?))
     };
     measured.extend(compare(", loaded", loading(), load)?);
     Ok(measured)

@@ -7,7 +7,6 @@ use anyhow::{Result, ensure};
 
 use crate::bench::{Bench, Counter, Tools};
 use crate::cache::ManyKeys;
-use crate::file::InFile;
 use crate::logs::LargeLog;
 use crate::memory::{bytes_a_key, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
@@ -19,7 +18,6 @@ use crate::workload::{Algorithm, Workload};
 /// Settings of a server that writes each command to a file.
 pub const APPEND_ONLY: [(&str, &str); 2] = [("appendonly", "yes"), ("appendfsync", "everysec")];
 const APPEND_ONLY_TITLE: &str = "With appendonly yes, appendfsync everysec; to INCR";
-const LOADING_TITLE: &str = "Loading the request from that file, and its bytes there; to INCR";
 const REPLICA_TITLE: &str = "With a replica; to INCR";
 
 /// Workloads, each with the base of its ratio.
@@ -43,11 +41,6 @@ impl Section {
     }
 }
 
-/// One workload for each algorithm.
-fn each(workload: impl Fn(Algorithm) -> Workload) -> [Workload; Algorithm::ALL.len()] {
-    Algorithm::ALL.map(workload)
-}
-
 /// The alternatives to redis-rl that are installed.
 fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
     setup.has_cell.then(Workload::cell).into_iter().chain(scripts.one_key())
@@ -58,11 +51,11 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     let (fixed, three_fixed) =
         (|| Workload::allowed(Algorithm::FIXED), || Workload::three_commands(Algorithm::FIXED));
     let three_keys =
-        [three_fixed(), Workload::three_keys(Algorithm::FIXED)].into_iter().chain(scripts.three_keys());
+        [three_fixed(), Workload::keys(3, Algorithm::FIXED)].into_iter().chain(scripts.three_keys());
     let allowed = Section::beside(
         "Allowed; to the no-op that opens its key to write and marks it as modified",
         Workload::key_marked,
-        [Workload::key_marked()].into_iter().chain(each(Workload::allowed)),
+        [Workload::key_marked()].into_iter().chain(Algorithm::ALL.map(Workload::allowed)),
     );
     let three_tiers =
         Algorithm::ALL.map(|algorithm| (Workload::three_tiers(algorithm), Workload::allowed(algorithm)));
@@ -92,13 +85,9 @@ fn several_keys() -> Section {
 
 /// Requests to a server that tells copies of each command.
 fn with_copies(title: &str, setup: &Setup, scripts: &Loaded) -> Section {
-    Section::beside(title, Workload::incr, told().into_iter().chain(others(setup, scripts)))
-}
-
-/// The commands that copies are told of.
-fn told() -> Vec<Workload> {
-    let several = [Workload::three_tiers(Algorithm::FIXED), Workload::three_keys(Algorithm::FIXED)];
-    [Workload::incr()].into_iter().chain(each(Workload::allowed)).chain(several).collect()
+    let several = [Workload::three_tiers(Algorithm::FIXED), Workload::keys(3, Algorithm::FIXED)];
+    let told = [Workload::incr()].into_iter().chain(Algorithm::ALL.map(Workload::allowed)).chain(several);
+    Section::beside(title, Workload::incr, told.chain(others(setup, scripts)))
 }
 
 /// Instructions of each server for a request.
@@ -150,13 +139,6 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     let counter = Counter::start(alone, scripts, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
     rows.extend(count_section(&section, |workload| counter.cost(workload))?);
-    rows.push((bold(LOADING_TITLE), [String::new(), String::new()]));
-    let mut incr = None;
-    for workload in told() {
-        let InFile { bytes, instructions } = InFile::of(&counter, &workload)?;
-        let ratio = two_places(instructions / *incr.get_or_insert(instructions));
-        rows.push((format!("{}, {bytes} bytes", workload.name), [grouped(instructions), ratio]));
-    }
     drop(counter);
     let counter = Counter::start(alone, scripts, program, &[])?;
     let _replica = counter.server.replica(alone, program)?;
@@ -201,24 +183,23 @@ By callgrind, which simulates a last-level cache of 2 MB. Names have 15 bytes, a
 
 /// Requests a second.
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
-    let bench = Bench::start(setup, tools, &[])?;
+    let bench = Bench::start(setup, tools)?;
     let title = format!("Requests a second, {}", bench.fast.version()?);
     report.table(title, ["", "a second", "ratio by CPU time (middle half)"], THROUGHPUT);
     report.section("Commands; to the no-op module command");
     let commands = [Workload::no_op()]
         .into_iter()
-        .chain(each(Workload::allowed))
+        .chain(Algorithm::ALL.map(Workload::allowed))
         .chain([
-            Workload::limited(Algorithm::FIXED),
             Workload::three_tiers(Algorithm::FIXED),
-            Workload::three_keys(Algorithm::FIXED),
+            Workload::keys(3, Algorithm::FIXED),
             Workload::incr(),
         ])
         .chain(others(setup, &bench.scripts))
         .chain(bench.scripts.three_keys());
     for workload in commands {
-        let Some(rates) = bench.rates(&workload, &Workload::no_op())? else { continue };
-        report.row([workload.name, grouped(rates.a_second(0).median), rates.cpu_ratio(0, 1).to_string()]);
+        let Some([a_second, ratio]) = bench.rates(&workload, &Workload::no_op())? else { continue };
+        report.row([workload.name, grouped(a_second.median), ratio.to_string()]);
     }
     Ok(())
 }
@@ -229,7 +210,7 @@ is the server's.";
 
 /// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
-    let bench = Bench::start(setup, tools, &[])?;
+    let bench = Bench::start(setup, tools)?;
     let counter = tools
         .valgrind
         .then(|| Counter::start(setup, &tools.scripts, setup.first_server(), &[]))

@@ -32,16 +32,12 @@ impl Benchmark {
         Some(Benchmark { program, requests: setup.size(100_000, 50_000), turns: setup.size(15, 3) })
     }
 
-    /// Runs the workloads alternately, each with fresh keys.
-    pub fn in_turns<const N: usize>(&self, server: &Server, workloads: [&Workload; N]) -> Result<Rates<N>> {
-        let turn = |_| {
-            let mut rates = [Rate::default(); N];
-            for (rate, workload) in rates.iter_mut().zip(workloads) {
-                *rate = self.run(server, workload)?;
-            }
-            Ok(rates)
-        };
-        Ok(Rates((0..self.turns).map(turn).collect::<Result<_>>()?))
+    /// Runs the two in turns, each with fresh keys: requests a second of the first, and the ratio by CPU time.
+    pub fn in_turns(&self, server: &Server, workload: &Workload, base: &Workload) -> Result<[Spread; 2]> {
+        let turn = |_| Ok((self.run(server, workload)?, self.run(server, base)?));
+        let turns: Vec<(Rate, Rate)> = (0..self.turns).map(turn).collect::<Result<_>>()?;
+        let ratio = |(own, base): &(Rate, Rate)| own.a_cpu_second / base.a_cpu_second;
+        Ok([Spread::of(turns.iter().map(|(own, _)| own.a_second)), Spread::of(turns.iter().map(ratio))])
     }
 
     fn run(&self, server: &Server, workload: &Workload) -> Result<Rate> {
@@ -64,27 +60,11 @@ impl Benchmark {
 }
 
 /// Requests a second.
-#[derive(Clone, Copy, Default)]
 struct Rate {
     /// In elapsed time, as redis-benchmark measured it on a shared machine.
     a_second: f64,
     /// In CPU time of the server.
     a_cpu_second: f64,
-}
-
-/// The rates of several workloads in each turn.
-pub struct Rates<const N: usize>(Vec<[Rate; N]>);
-
-impl<const N: usize> Rates<N> {
-    /// Requests a second of one workload.
-    pub fn a_second(&self, of: usize) -> Spread {
-        Spread::of(self.0.iter().map(|turn| turn[of].a_second))
-    }
-
-    /// The ratio of two workloads' rates, turn by turn, by CPU time of the server: it is steadier on a shared machine.
-    pub fn cpu_ratio(&self, of: usize, to: usize) -> Spread {
-        Spread::of(self.0.iter().map(|turn| turn[of].a_cpu_second / turn[to].a_cpu_second))
-    }
 }
 
 /// The CPU time that the server has used.

@@ -1,7 +1,6 @@
 //! The workloads: requests as users send them, to keys in use.
 
 use anyhow::{Result, bail, ensure};
-use harness::COMMANDS;
 use redis::{Connection, Value};
 
 use crate::server::{clock_ms, flush, pipeline};
@@ -78,15 +77,7 @@ impl Algorithm {
     pub const LOG: Algorithm = Algorithm { command: "RL.LOG" };
 
     /// All of them.
-    pub const ALL: [Algorithm; COMMANDS.len()] = {
-        let mut all = [Algorithm::FIXED; COMMANDS.len()];
-        let mut i = 0;
-        while i < all.len() {
-            all[i] = Algorithm { command: COMMANDS[i] };
-            i += 1;
-        }
-        all
-    };
+    pub const ALL: [Algorithm; 4] = [Algorithm::FIXED, Algorithm::SLIDING, Algorithm::LOG, Algorithm::BUCKET];
 
     /// Its name in a row of RL.ALL.
     fn word(self) -> &'static str {
@@ -237,11 +228,6 @@ impl Workload {
             ..Workload::new(name, "", Answer::Allowed)
         }
         .after(move |now_ms| algorithm.histories(&SEVERAL_KEYS[..3], now_ms))
-    }
-
-    /// The same in one step.
-    pub fn three_keys(algorithm: Algorithm) -> Workload {
-        Workload::keys(3, algorithm)
     }
 
     /// An allowed request by RL.ALL with so many keys.

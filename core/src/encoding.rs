@@ -29,8 +29,8 @@ use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, UnixMs, WindowMs, digits,
-    leading_integer,
+    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, TimeSource, UnixMs,
+    WindowMs, digits, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -166,18 +166,14 @@ fn encode_log(out: &mut Vec<u8>, log: &impl Entries) {
 fn decode_log(input: &mut Input) -> Result<Large, Invalid> {
     let retention = input.window()?;
     let at = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
-    let first = Entry { at, units: input.integer()? };
-    let mut before = first.at;
-    let mut error = None;
-    let rest = std::iter::from_fn(|| {
-        let entry = (!input.is_empty()).then(|| decode_entry(input, before))?;
-        before = entry.map_or(before, |entry| entry.at);
-        entry.map_err(|invalid| error = Some(invalid)).ok()
-    });
-    let log = Large::restore(retention, std::iter::once(first).chain(rest));
-    match error {
-        Some(invalid) => Err(invalid),
-        None => log.ok_or(Invalid::OutOfRange),
+    let mut entry = Entry { at, units: input.integer()? };
+    let mut log = Large::with_entries(Some(retention), TimeSource::Loaded, std::iter::empty());
+    loop {
+        log.restore(entry).ok_or(Invalid::OutOfRange)?;
+        if input.is_empty() {
+            return Ok(log);
+        }
+        entry = decode_entry(input, entry.at)?;
     }
 }
 

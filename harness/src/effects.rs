@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::server::Server;
 use crate::wait::PATIENCE;
@@ -68,15 +68,24 @@ pub fn without_expiry(commands: &[String]) -> Vec<String> {
 
 /// Every command in an append-only file except SELECT, part by part.
 pub fn commands_in_aof(server: &Server) -> Vec<String> {
-    let mut parts: Vec<PathBuf> = fs::read_dir(server.folder().join("appendonlydir"))
-        .expect("an append-only folder")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "aof"))
-        .collect();
-    // "base" sorts before "incr".
-    parts.sort();
+    let parts = parts(server.folder());
     let commands = parts.iter().flat_map(|part| Commands::of(File::open(part).expect("a part")));
     commands.filter(|command| !command.starts_with("SELECT")).collect()
+}
+
+/// The part of the append-only file in the folder of a server that is written to.
+pub fn newest_part(folder: &Path) -> PathBuf {
+    parts(folder).pop().expect("a part")
+}
+
+fn parts(folder: &Path) -> Vec<PathBuf> {
+    let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
+    let parts = parts.map(|part| part.expect("an entry").path());
+    let mut parts: Vec<PathBuf> =
+        parts.filter(|path| path.extension().is_some_and(|extension| extension == "aof")).collect();
+    // "base" sorts before "incr".
+    parts.sort();
+    parts
 }
 
 /// The commands in a stream, each joined by spaces.

@@ -68,9 +68,7 @@ impl Server {
     /// The same, with a second module, which writes to keys when it is told of others: see `neighbor.c`.
     #[track_caller]
     pub fn with_neighbor(unix_ms: i64, settings: &[(&str, &str)]) -> Server {
-        Server::launch(|launch| {
-            launch.module(module()).module(neighbor()).settings(settings).clock_at(unix_ms)
-        })
+        Server::with_neighbor_named("neighbor", false, unix_ms, settings)
     }
 
     /// The same, where that module has another name. It is loaded before ours if it `comes_first`.

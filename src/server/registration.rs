@@ -37,12 +37,13 @@ pub struct Description {
     pub arguments: &'static [Argument],
 }
 
-/// How a command uses its key.
+/// How a command uses its key, as the server's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Access {
-    Read,
-    Update,
-    Create,
+    Read = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+    Update = raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE,
+    Create = raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
 }
 
 /// An argument of a command.
@@ -82,16 +83,17 @@ impl Argument {
     }
 }
 
-/// The type of an argument, as the server distinguishes them.
+/// The type of an argument, as the server numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Kind {
-    Key,
-    Integer,
-    Text,
-    UnixTime,
-    PureToken,
-    Block,
-    OneOf,
+    Key = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+    Integer = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+    Text = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+    UnixTime = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_UNIX_TIME,
+    PureToken = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+    Block = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+    OneOf = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
 }
 
 /// The module cannot be loaded; the server's log says why.
@@ -247,16 +249,9 @@ fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
-    let key_flags = match about.access {
-        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
-        Access::Update => {
-            raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
-        }
-        Access::Create => raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
-    };
     // SAFETY: numbers and pointers, for which zero is valid. A zeroed element ends the list.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
-    key_specs[0].flags = u64::from(key_flags);
+    key_specs[0].flags = about.access as u64;
     key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;
     key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
@@ -296,15 +291,7 @@ fn list(arguments: &[Argument]) -> Vec<raw::RedisModuleCommandArg> {
             | flag(argument.multiple, raw::REDISMODULE_CMD_ARG_MULTIPLE);
         raw::RedisModuleCommandArg {
             name: argument.name.as_ptr(),
-            type_: match argument.kind {
-                Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
-                Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
-                Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
-                Kind::UnixTime => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_UNIX_TIME,
-                Kind::PureToken => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
-                Kind::Block => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
-                Kind::OneOf => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
-            },
+            type_: argument.kind as raw::RedisModuleCommandArgType,
             key_spec_index: if argument.kind == Kind::Key { 0 } else { -1 },
             token: pointer(argument.token),
             flags: flags as c_int,

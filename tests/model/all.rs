@@ -9,7 +9,7 @@ use redis_rl_core::encoding::encode;
 use redis_rl_core::limiter::several::{self, Parts, Row};
 use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs, Verdict};
 
-use crate::calls::{Call, History, MemoryKey, answer, expected};
+use crate::calls::{Call, History, MemoryKey, expected};
 use crate::cases;
 use crate::history::{Shape, history, huge, small};
 use crate::naive::{Model, Search};
@@ -190,30 +190,5 @@ proptest! {
         keys in keys(history(Shape { calls: 1..12, ..huge() })),
     ) {
         agree(&keys, Search::Halving)?;
-    }
-
-    #[test]
-    fn a_request_about_one_key_gets_the_reply_of_the_single_command(keys in small_keys(taking)) {
-        for (history, request) in keys.histories.iter().zip(&keys.requests) {
-            let one = Keys {
-                histories: vec![history.clone()],
-                requests: vec![request.clone()],
-                ..keys.clone()
-            };
-            let [mut by_all, mut by_itself] = [history.limiter(), history.limiter()];
-            let reply = answer_all(std::slice::from_mut(&mut by_all), &one, one.now, one.force);
-            let act = if one.force { crate::calls::Act::Force } else { crate::calls::Act::Take };
-            let Request { quotas, cost } = request.clone();
-            let call = Call { act, quotas, cost, now: one.now, at: one.at };
-            let verdict = answer(&mut by_itself, &call).map(|answer| answer.verdict).ok();
-            prop_assert_eq!(reply.is_some(), verdict.is_some());
-            if let (Some(reply), Some(verdict)) = (reply, verdict) {
-                prop_assert_eq!(reply.limited, verdict.limited);
-                prop_assert_eq!(reply.retry_after, verdict.retry_after_ms);
-                prop_assert!(reply.rows.len() > 1 || reply.rows[0] == verdict);
-            }
-            prop_assert_eq!(by_all.is_empty(), by_itself.is_empty());
-            prop_assert!(by_all.is_empty() || encode(&by_all) == encode(&by_itself));
-        }
     }
 }

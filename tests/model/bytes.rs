@@ -3,14 +3,12 @@
 use harness::Random;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::{decode, encode};
-use redis_rl_core::limiter::{Algorithm, Cost, Limiter, MAX_COUNT, MAX_SAFE_INTEGER, WindowMs};
+use redis_rl_core::limiter::{Algorithm, MAX_COUNT, MAX_SAFE_INTEGER, WindowMs};
 
-use crate::calls::{Act, Call, History, answer, peek};
 use crate::cases;
 use crate::fuzzed::decoder::check;
-use crate::history::{crowded, history, huge, small};
+use crate::history::{history, huge, small};
 
 /// An integer in LEB128.
 fn integer(mut value: u64) -> Vec<u8> {
@@ -39,43 +37,6 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
         let figures = figures.into_iter().flat_map(integer);
         [1, tag].into_iter().chain(figures).collect()
     })
-}
-
-/// Decides on every call, and commits it in a copy.
-fn decides_then_commits(history: &History) -> TestCaseResult {
-    let mut limiter = Limiter::new(history.algorithm);
-    for call in &history.calls {
-        let call = &Call { act: if call.act == Act::Peek { Act::Peek } else { Act::Force }, ..call.clone() };
-        let (cost, time) = (Cost::new(call.cost).expect("a cost"), call.time(call.now));
-        let before = (encode(&limiter), limiter.source(), limiter.heap_bytes());
-        let limited = limiter.is_limited(limiter.algorithm(), &call.quotas, cost, time);
-        prop_assert_eq!((encode(&limiter), limiter.source(), limiter.heap_bytes()), before, "{:?}", call);
-
-        let mut copy = limiter.clone();
-        let taken = answer(&mut limiter, call);
-        prop_assert_eq!(limited.is_ok(), taken.is_ok());
-        let (Ok(limited), Ok(taken)) = (limited, taken) else { continue };
-        prop_assert_eq!(limited, peek(&copy, &call.quotas, call.cost, call.now).limited);
-        if call.act == Act::Force {
-            let mut verdicts = Vec::new();
-            let outcome = copy.commit_if(&call.quotas, cost, true, time, |row| verdicts.push(row.verdict));
-            prop_assert!(verdicts.len() > 1 || verdicts == [taken.verdict], "{:?}", call);
-            prop_assert_eq!(outcome.changed().then_some(outcome.as_of.get()), taken.changed);
-            prop_assert!(outcome.emptied || encode(&copy) == encode(&limiter), "{:?}", call);
-        }
-    }
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(cases(600))]
-
-    #[test]
-    fn deciding_changes_nothing_and_a_commit_then_does_what_one_step_does(
-        history in prop_oneof![history(small()), history(huge()), history(crowded())],
-    ) {
-        decides_then_commits(&history)?;
-    }
 }
 
 proptest! {

@@ -166,13 +166,6 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     key.carry_out(fresh, pending);
 }
 
-/// The verdict that a request would get.
-pub fn peek(limiter: &Limiter, quotas: &[Quota], cost: i64, now: u64) -> Verdict {
-    let cost = Cost::new(cost).expect("a cost");
-    let time = Time { clock: UnixMs::saturating(now), at: None };
-    limiter.peek(quotas, cost, time).expect("the windows fit").verdict
-}
-
 pub fn quota(limit: u64, window: WindowMs) -> Quota {
     Quota::new(limit, window).expect("a limit")
 }

@@ -17,7 +17,7 @@ fn is_short(limiter: &Limiter) -> bool {
     limiter.heap_bytes() <= SHORT_BYTES
 }
 
-fn forced(cost: i64, now: u64, window_ms: u64) -> Call {
+pub fn forced(cost: i64, now: u64, window_ms: u64) -> Call {
     let window = WindowMs::new(window_ms).expect("a window");
     Call { act: Act::Force, quotas: vec![quota(1_000_000, window)], cost, now, at: true }
 }

@@ -6,7 +6,7 @@
 //! - `history`: random histories of calls.
 //! - `refunds`: a give-back leaves the units of others.
 //! - `replies`: every reply equals the model's, and a log never admits too much.
-//! - `waits`: waits are exact to the millisecond, and keys live long enough.
+//! - `lifetimes`: keys live long enough.
 //! - `bytes`: encodings round-trip, and hostile bytes are refused.
 //! - `all`: several keys in one step.
 //! - `forms`: short and large logs differ in memory only.
@@ -23,13 +23,13 @@ mod calls;
 mod corpus;
 mod forms;
 mod history;
+mod lifetimes;
 mod memory;
 mod naive;
 mod refunds;
 mod refusals;
 mod replies;
 mod steps_back;
-mod waits;
 
 #[path = "../../fuzz/src"]
 mod fuzzed {

@@ -2,7 +2,6 @@
 
 use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, pipeline};
-use redis::Value;
 
 use crate::helpers::errors::{
     ALGORITHM, AT, LIMIT, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
@@ -35,36 +34,6 @@ fn every_row_is_counted_or_none_is() {
 }
 
 #[test]
-fn a_limited_request_creates_no_key() {
-    let server = Hosts::start();
-    let reply = all(&server, "RL.ALL a FIXED 5 1m 1 b SLIDING 5 1m 1 c LOG 5 1m 1 d LOG 0 1m 1 AT 0");
-    assert_eq!((reply.limited, reply.retry_after), (1, -1), "no wait helps against a limit of 0");
-    assert_eq!(server.integer("DBSIZE"), 0);
-}
-
-#[test]
-fn rows_of_one_key_are_its_tiers() {
-    let [server, single] = [Hosts::start(), Hosts::start()];
-    for algorithm in ALGORITHMS {
-        for at in [0, 400, 999, 1_000, 1_500, 9_000, 60_000] {
-            let reply = all(
-                &server,
-                &format!("RL.ALL k {algorithm} 3 1s 1 other FIXED 99 1d 1 k {algorithm} 5 10s 1 AT {at}"),
-            );
-            let expected = single.figures(&format!("RL.{algorithm} k 3 1s 5 10s AT {at}"));
-            assert_eq!(reply.limited, expected[0], "{algorithm} at {at}");
-            assert_eq!(reply.retry_after, expected[3], "{algorithm} at {at}");
-            let shown = if reply.rows[0][1] == expected[1] { reply.rows[0] } else { reply.rows[2] };
-            assert_eq!(shown, expected, "{algorithm} at {at}");
-            let digests = [&server, &single].map(|server| server.value("DEBUG DIGEST-VALUE k"));
-            assert_eq!(digests[0], digests[1], "{algorithm} at {at}");
-        }
-        server.value("DEL k");
-        single.value("DEL k");
-    }
-}
-
-#[test]
 fn force_counts_every_row_even_if_some_refuse() {
     let server = Hosts::start();
     let line = "RL.ALL full FIXED 1 1m 2 free FIXED 9 1m 1 edge LOG 1 1m 1 force AT 0";
@@ -76,16 +45,6 @@ fn force_counts_every_row_even_if_some_refuse() {
         "each row says whether it refuses"
     );
     assert_eq!(server.integer("DBSIZE"), 3);
-
-    // The same request is now refused by a row that allowed it.
-    let line = "RL.ALL full FIXED 3 1m 2 later LOG 1 2m 1 FORCE AT 1";
-    let reply = all(&server, line);
-    assert_eq!(reply.rows.iter().map(|row| row[0]).collect::<Vec<_>>(), [1, 0]);
-    assert_eq!((reply.limited, reply.retry_after), (1, 120_000), "until all rows allow it");
-    for (after, limited) in [(reply.retry_after - 1, 1), (reply.retry_after, 0)] {
-        let line = format!("RL.ALL full FIXED 3 1m 2 later LOG 1 2m 1 AT {}", 1 + after);
-        assert_eq!(all(&server, &line).limited, limited, "after {after} ms");
-    }
 }
 
 #[test]
@@ -131,32 +90,19 @@ fn a_negative_cost_gives_back_and_never_refuses() {
 #[test]
 fn both_protocols_get_the_same_arrays_of_integers() {
     let server = Server::start();
-    let int = Value::Int;
-    let row = |figures: [i64; 5]| Value::Array(figures.map(int).to_vec());
     let line = "RL.ALL a FIXED 1 10s 1 b LOG 2 10s 1 AT 5000";
-    let expected = [
-        Value::Array(vec![
-            int(0),
-            int(-1),
-            int(5_000),
-            Value::Array(vec![row([0, 1, 0, -1, 5_000]), row([0, 2, 1, -1, 10_000])]),
-        ]),
-        Value::Array(vec![
-            int(1),
-            int(5_000),
-            int(5_000),
-            Value::Array(vec![row([1, 1, 0, 5_000, 5_000]), row([0, 2, 1, -1, 10_000])]),
-        ]),
-    ];
+    let open = [0, 2, 1, -1, 10_000];
+    let allowed = AllReply { limited: 0, retry_after: -1, at: 5_000, rows: vec![[0, 1, 0, -1, 5_000], open] };
+    let refused =
+        AllReply { limited: 1, retry_after: 5_000, rows: vec![[1, 1, 0, 5_000, 5_000], open], ..allowed };
     for mut connection in [server.connect(), server.connect_resp3()] {
-        for expected in &expected {
-            let reply: Value = command(line).query(&mut connection).expect("a reply");
-            assert_eq!(reply, *expected);
-        }
-        let script = "return redis.call(unpack(ARGV))";
         let mut eval = redis::cmd("EVAL");
-        eval.arg(script).arg(2).arg("a").arg("b").arg(line.split(' ').collect::<Vec<_>>());
-        assert_eq!(eval.query::<Value>(&mut connection).expect("a reply"), expected[1]);
+        eval.arg("return redis.call(unpack(ARGV))").arg(&["2", "a", "b"]);
+        eval.arg(line.split(' ').collect::<Vec<_>>());
+        for (command, expected) in [(&command(line), &allowed), (&command(line), &refused), (&eval, &refused)]
+        {
+            assert_eq!(AllReply::of(&command.query(&mut connection).expect("a reply")), *expected);
+        }
         server.value("FLUSHALL");
     }
 }
@@ -196,24 +142,18 @@ fn up_to_64_rows_and_up_to_8_of_one_key_are_accepted() {
 }
 
 /// Rows that are refused beside any other, and the error.
-const REFUSED_ROWS: [(&str, &str); 24] = [
+const REFUSED_ROWS: [(&str, &str); 18] = [
     ("new fixe 5 10s 1", ALGORITHM),
     ("new RL.FIXED 5 10s 1", ALGORITHM),
     ("new 5 10s 1 FIXED", ALGORITHM),
     ("new FIXED -1 10s 1", LIMIT),
     ("new FIXED 9007199254740992 10s 1", LIMIT),
-    ("new FIXED many 10s 1", LIMIT),
-    ("new FIXED 5 0 1", WINDOW),
     ("new FIXED 5 1w 1", WINDOW),
-    ("new FIXED 5 3651d 1", WINDOW),
     ("new FIXED 5 10s COST", ROW_COST),
     ("new FIXED 5 10s one", ROW_COST),
-    ("new FIXED 5 10s 1.5", ROW_COST),
-    ("new FIXED 5 10s -0", ROW_COST),
     ("new FIXED 5 10s 9007199254740992", ROW_COST),
     ("new FIXED 5 10s -9007199254740992", ROW_COST),
     ("text LOG 5 10s 1", WRONGTYPE),
-    ("text LOG 5 10s 0", WRONGTYPE),
     ("text LOG 5 10s -1", WRONGTYPE),
     ("other:fixed LOG 5 10s 1", "WRONGTYPE key is counted by RL.FIXED"),
     ("other:sliding LOG 5 10s 0", "WRONGTYPE key is counted by RL.SLIDING"),
@@ -224,8 +164,14 @@ const REFUSED_ROWS: [(&str, &str); 24] = [
 ];
 
 /// Options after a valid row, and the error.
-const REFUSED_OPTIONS: [(&str, &str); 15] = [
+const REFUSED_OPTIONS: [(&str, &str); 21] = [
     ("BOGUS", ROW),
+    ("a FIXED", ROW),
+    ("a FIXED 5", ROW),
+    ("a FIXED 5 10s", ROW),
+    ("a b c d", ROW),
+    ("FORCE AT 0 FORCE", ROW),
+    ("AT 0 AT 0", ROW),
     ("AT", SYNTAX),
     ("COST 1", ROW),
     ("FORCE FORCE", SYNTAX),
@@ -315,14 +261,6 @@ fn rows_of_one_key_that_contradict_each_other_are_refused() {
     }
 }
 
-#[test]
-fn an_incomplete_row_is_refused_by_naming_the_five_words_of_a_row() {
-    let (server, sound) = server_and_valid_rows();
-    for words in ["a", "a FIXED", "a FIXED 5", "a FIXED 5 10s", "a b c d", "FORCE AT 0 FORCE", "AT 0 AT 0"] {
-        assert_refused(&server, &format!("RL.ALL {} {words}", sound.join(" ")), ROW);
-    }
-}
-
 /// A row of a random request.
 #[derive(Clone, Debug)]
 struct Row {
@@ -357,7 +295,7 @@ fn rows(random: &mut Random) -> Vec<Row> {
         let mut windows = vec![10, 70, 300, 1_000];
         for _ in 0..random.of(&[1, 1, 1, 2, 3]) {
             let window_ms = windows.remove(random.below(windows.len()));
-            let algorithm = ["FIXED", "sliding", "Log"][key % 3];
+            let algorithm = ["FIXED", "sliding", "Log", "BUCKET"][key % 4];
             let row = Row { key, algorithm, limit: 4 + random.below(8) as u64, window_ms, cost };
             rows.insert(random.below(rows.len() + 1), row);
         }
@@ -438,27 +376,6 @@ fn each_row_replies_what_its_tier_alone_would_and_the_total_wait_is_exact() {
 }
 
 #[test]
-fn on_the_servers_clock_waiting_the_longest_wait_is_enough_and_one_ms_less_is_not() {
-    let server = Server::with_clock_at(1_900_000_000_123, &[]);
-    let line = "RL.ALL a FIXED 3 7s 2 b SLIDING 5 11s 3 c LOG 2 13s 1 c LOG 3 29s 1";
-    let mut limited = 0;
-    for _ in 0..40 {
-        let reply = all(&server, line);
-        if reply.limited == 1 {
-            limited += 1;
-            assert!(reply.retry_after > 0);
-            server.step_clock(reply.retry_after - 1);
-            assert_eq!(all(&server, line).limited, 1, "{reply:?}");
-            assert_eq!(all(&server, line).retry_after, 1, "{reply:?}");
-            server.step_clock(1);
-            assert_eq!(all(&server, line).limited, 0, "{reply:?}");
-        }
-        server.step_clock(1);
-    }
-    assert!(limited > 5, "{limited}");
-}
-
-#[test]
 fn no_wait_is_longer_than_its_keys_time_to_live() {
     let now = 1_900_000_000_123;
     let server = Server::with_clock_at(now, &[]);
@@ -483,7 +400,7 @@ fn one_row_does_what_the_single_command_and_several_rows_do() {
     let mut streams = servers.map(ReplicationStream::of);
     let (mut limited, mut ahead) = (0, 0);
     for _ in 0..CALLS {
-        let algorithm = random.of(&ALGORITHMS);
+        let algorithm = random.of(&*ALGORITHMS);
         let key = format!("{algorithm}:{}", random.below(3));
         let (limit, window) = (random.of(&[0, 3, 8]), random.of(&["100ms", "2s", "1h"]));
         let cost = random.of(&[-9, -1, 0, 1, 1, 2, 3]);

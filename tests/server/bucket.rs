@@ -73,19 +73,6 @@ fn the_calls_on_the_page_of_migrating_have_the_burst_and_the_rate_of_what_they_r
     }
 }
 
-/// What the page says of a service that changes its plans, and of waits that are no whole milliseconds.
-#[test]
-fn a_new_window_begins_a_full_bucket_and_one_that_is_rounded_up_lets_no_more_pass() {
-    let server = Server::start();
-    server.value(&format!("RL.BUCKET k 16 32s COST 16 AT {NOW}"));
-    assert_eq!(server.figures(&format!("RL.BUCKET k 32 32s AT {NOW}"))[0], 1);
-    assert_eq!(server.figures(&format!("RL.BUCKET k 16 16s COST 0 AT {NOW}")), [0, 16, 16, -1, 0]);
-    // 16 at once and 7 a minute: a bucket in 137,142.86 ms.
-    server.value(&format!("RL.BUCKET seven 16 137143ms COST 16 AT {NOW}"));
-    assert_eq!(server.figures(&format!("RL.BUCKET seven 16 137143ms COST 7 AT {}", NOW + 60_000))[0], 1);
-    assert_eq!(server.figures(&format!("RL.BUCKET seven 16 137143ms COST 7 AT {}", NOW + 60_001))[0], 0);
-}
-
 #[test]
 fn units_come_back_one_by_one_and_nothing_is_rounded_between_requests() {
     let server = Hosts::start();
@@ -213,30 +200,6 @@ fn a_give_back_frees_no_more_than_it_names_in_the_larger_of_the_two_limits() {
 }
 
 #[test]
-fn the_share_that_is_given_back_is_rounded_down_and_nothing_changes_nothing() {
-    let server = Hosts::start();
-    // Seven units times milliseconds are missing, of which a third are two.
-    server.value(&format!("RL.BUCKET k 1 7ms COST 1 AT {NOW}"));
-    server.value(&format!("RL.BUCKET k 3 7ms COST -1 AT {NOW}"));
-    assert_eq!(server.figures(&format!("RL.PEEK k 1 7ms AT {NOW}"))[4], 5);
-    let digest = server.digest();
-    for nothing in [
-        format!("RL.BUCKET k 8 7ms COST -1 AT {NOW}"),
-        format!("RL.BUCKET k 0 7ms COST -1 AT {NOW}"),
-        format!("RL.BUCKET k 1 8ms COST -1 AT {NOW}"),
-        // What was taken then has refilled.
-        format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW - 7),
-        // Full again by then.
-        format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW + 5),
-    ] {
-        server.value(&nothing);
-        assert_eq!(server.digest(), digest, "{nothing}");
-    }
-    server.value(&format!("RL.BUCKET k 1 7ms COST -1 AT {}", NOW + 4));
-    assert_eq!(server.integer("EXISTS k"), 0);
-}
-
-#[test]
 fn what_force_could_not_count_is_not_remembered() {
     let server = Hosts::start();
     server.value(&format!("RL.BUCKET k 10 10s COST 15 AT {NOW} FORCE"));
@@ -247,53 +210,13 @@ fn what_force_could_not_count_is_not_remembered() {
 }
 
 #[test]
-fn figures_are_exact_over_the_whole_range_of_the_arguments() {
-    let server = Hosts::start();
-    let longest = 3650 * 86_400_000;
-    assert_eq!(
-        server.figures(&format!("RL.BUCKET k {MOST} 3650d COST {MOST} AT 0")),
-        [0, MOST, 0, -1, longest]
-    );
-    // 28,561.6 units come back in a millisecond.
-    for (ms, units) in [(1, 28_561), (5, 142_808), (longest - 1, MOST - 28_562)] {
-        let peek = |cost| server.figures(&format!("RL.PEEK k {MOST} 3650d COST {cost} AT {ms}"));
-        assert_eq!(peek(units)[..3], [0, MOST, units], "after {ms} ms");
-        assert_eq!(peek(units + 1)[..4], [1, MOST, units, 1], "after {ms} ms");
-    }
-    // Below zero by one more bucket.
-    server.value(&format!("RL.BUCKET k {MOST} 3650d COST {MOST} FORCE AT 0"));
-    assert_eq!(
-        server.figures(&format!("RL.PEEK k {MOST} 3650d COST {MOST} AT 0")),
-        [1, MOST, 0, 2 * longest, 2 * longest]
-    );
-}
-
-#[test]
-fn a_burst_and_then_an_even_stream_pass_in_any_span() {
-    let server = Hosts::start();
-    let (limit, window) = (7, 1_000);
-    let mut passed: Vec<i64> = Vec::new();
-    for ms in 0..5_000 {
-        if server.figures(&format!("RL.BUCKET k {limit} {window}ms AT {}", NOW + ms))[0] == 0 {
-            passed.push(ms);
-        }
-    }
-    assert_eq!(passed.len() as i64, limit + 4_999 * limit / window);
-    for (i, from) in passed.iter().enumerate() {
-        for (j, to) in passed.iter().enumerate().skip(i) {
-            assert!((j - i + 1) as i64 <= limit + (to - from) * limit / window, "from {from} to {to}");
-        }
-    }
-}
-
-#[test]
 fn a_bucket_lives_until_it_is_full_and_few_requests_move_its_expiry() {
     let server = Server::with_clock_at(NOW, &[]);
     let (mut moved, mut end) = (0, -2);
-    for _ in 0..8_000 {
-        server.step_clock(1);
-        server.value("RL.BUCKET k 8000 8s");
-        let [full, now] = [server.figures("RL.PEEK k 8000 8s")[4], server.clock_ms()];
+    for _ in 0..1_000 {
+        server.step_clock(8);
+        server.value("RL.BUCKET k 1000 8s");
+        let [full, now] = [server.figures("RL.PEEK k 1000 8s")[4], server.clock_ms()];
         let expires = server.integer("PEXPIRETIME k");
         assert!(
             (now + full..=now + full + 1_000).contains(&expires),
@@ -303,32 +226,4 @@ fn a_bucket_lives_until_it_is_full_and_few_requests_move_its_expiry() {
         end = expires;
     }
     assert!(moved <= 9, "moved {moved} times in a window");
-}
-
-#[test]
-fn info_shows_each_window_with_its_limit() {
-    let server = Server::with_clock_at(NOW, &[]);
-    server.value("RL.BUCKET k 100 1h 10 1m COST 3");
-    server.step_clock(1_000);
-    let info =
-        format!("{:?}", server.value("RL.INFO k")).replace("bulk-string(", "").replace([')', '\'', '"'], "");
-    for shown in
-        ["bucket", "window_ms, int(60000", "limit, int(10,", "used, int(3", "reset_after_ms, int(17000"]
-    {
-        assert!(info.contains(shown), "{shown}: {info}");
-    }
-    assert!(info.find("60000") < info.find("3600000"), "shortest first: {info}");
-    server.step_clock(17_000);
-    assert!(!format!("{:?}", server.value("RL.INFO k")).contains("int(60000)"), "a full one is not shown");
-}
-
-#[test]
-fn a_key_of_one_window_takes_at_most_200_bytes_whatever_its_figures() {
-    let server = Hosts::start();
-    for pair in ["100 1m", "9007199254740991 3650d"] {
-        server.value(&format!("RL.BUCKET login:alice {pair} COST 9 FORCE"));
-        let bytes = server.integer("MEMORY USAGE login:alice");
-        assert!(bytes <= 200, "{bytes} for {pair}");
-        server.value("DEL login:alice");
-    }
 }

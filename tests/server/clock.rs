@@ -1,7 +1,7 @@
 //! The clock that decides when a request has no AT.
 
-use harness::{COMMANDS, Server, command, figures};
-use redis::{ConnectionLike, Value};
+use harness::{COMMANDS, Server};
+use redis::Value;
 
 #[test]
 fn on_the_servers_clock_waiting_retry_after_is_enough_and_one_ms_less_is_not() {
@@ -42,42 +42,6 @@ fn the_clock_stands_still_inside_multi_where_the_server_supports_it() {
         assert_eq!(info[5], Value::Int(1), "all in one millisecond");
     }
     assert_eq!(replies[4_999][2], 5_000);
-}
-
-#[test]
-fn commands_work_inside_a_script() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    let script = redis::Script::new(
-        "local first = redis.call('RL.SLIDING', KEYS[1], ARGV[1], '10s', 'AT', '0')
-         local second = redis.call('RL.SLIDING', KEYS[1], ARGV[1], '10s', 'AT', '0')
-         return {first, second, redis.call('RL.PEEK', KEYS[1], ARGV[1], '10s', 'AT', '0')}",
-    );
-    let replies: Vec<Vec<i64>> = script.key("k").arg(1).invoke(&mut connection).unwrap();
-    assert_eq!(replies[0][0], 0);
-    assert_eq!(replies[1][0], 1);
-    assert_eq!(replies[2], replies[1]);
-    let error = redis::Script::new("return redis.call('RL.FIXED', KEYS[1], 'x', '10s')")
-        .key("k")
-        .invoke::<Value>(&mut connection);
-    assert!(error.unwrap_err().to_string().contains("limit must be an integer"));
-}
-
-#[test]
-fn commands_work_inside_a_transaction() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    command("MULTI").query::<()>(&mut connection).unwrap();
-    for line in ["RL.FIXED k 1 10s AT 0", "RL.FIXED k 1 10s AT 0", "RL.FIXED k x 10s", "RL.PEEK k 1 10s AT 0"]
-    {
-        command(line).query::<()>(&mut connection).unwrap();
-    }
-    let outcome = connection.req_command(&command("EXEC")).unwrap();
-    let Value::Array(replies) = outcome else { panic!("{outcome:?}") };
-    assert_eq!(figures(&replies[0])[0], 0);
-    assert_eq!(figures(&replies[1])[0], 1);
-    assert!(matches!(replies[2], Value::ServerError(_)));
-    assert_eq!(figures(&replies[3])[0], 1);
 }
 
 #[test]

@@ -200,39 +200,6 @@ fn units_that_are_given_back_after_a_step_back_keep_no_key_from_expiring() {
     }
 }
 
-/// Time passes, and sometimes the clock is set back. If that makes a key expire early, one more limit is granted,
-/// never more.
-#[test]
-fn a_clock_set_back_again_and_again_lets_through_at_most_one_more_limit() {
-    const LIMIT: i64 = 20;
-    const WINDOW: i64 = 10 * SECOND;
-    for (name, usual) in [("RL.FIXED", 2 * LIMIT), ("RL.SLIDING", 2 * LIMIT), ("RL.LOG", LIMIT)] {
-        let server = Hosts::with_clock_at(NOW);
-        let mut random = Random::new(3);
-        let mut passed = 0;
-        let mut granted: Vec<(i64, i64)> = Vec::new();
-        for _ in 0..800 {
-            let pass = random.of(&[0, 1, 90, 900, 1_500, 4_000]);
-            passed += pass;
-            let back = if random.below(20) == 0 { random.of(&[SECOND, 9_999, HOUR, DAY]) } else { 0 };
-            server.step_clock(pass - back);
-            let cost = random.of(&[1, 3, LIMIT]);
-            let [limited, _, _, retry_after, _] =
-                server.figures(&format!("{name} k {LIMIT} {WINDOW}ms COST {cost}"));
-            if limited == 0 {
-                granted.push((passed, cost));
-            }
-            // Ahead of the clock by at most one lifetime, or expiring within one.
-            assert!(retry_after <= 2 * longest_lifetime(name, WINDOW) + 1, "{name}: {retry_after}");
-        }
-        for (from, _) in &granted {
-            let span = granted.iter().filter(|(at, _)| (*from..from + WINDOW).contains(at));
-            let units: i64 = span.map(|(_, cost)| cost).sum();
-            assert!(units <= usual + LIMIT, "{name}: {units} in the window from {from}");
-        }
-    }
-}
-
 /// What passed of a limit of RL.BUCKET: units by the time that has truly passed, however the clock was set.
 struct Passed {
     limit: i64,

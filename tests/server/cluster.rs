@@ -101,28 +101,16 @@ struct Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// Runs `meanwhile` under traffic in which every request gets a reply.
-    fn answered(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
-        let traffic = Traffic { keys, masters_fail: false, stopped: AtomicBool::new(false) };
-        traffic.run(addresses, meanwhile);
-    }
-
-    /// Runs `meanwhile` under traffic in which masters fail: connections break, and each client waits briefly
-    /// for a replica to have what it was granted.
-    fn replicated(addresses: Vec<String>, keys: &[Key], meanwhile: impl FnOnce()) {
-        let traffic = Traffic { keys, masters_fail: true, stopped: AtomicBool::new(false) };
-        traffic.run(addresses, meanwhile);
-    }
-
-    fn run(&self, addresses: Vec<String>, meanwhile: impl FnOnce()) {
+    /// Runs `meanwhile` under traffic in which every request gets a reply, unless `masters_fail`: then connections break, and
+    /// each client waits briefly for a replica to have what it was granted.
+    fn run(addresses: &[String], keys: &[Key], masters_fail: bool, meanwhile: impl FnOnce()) {
+        let traffic = &Traffic { keys, masters_fail, stopped: AtomicBool::new(false) };
         thread::scope(|scope| {
-            let _stop = StopAtTheEnd(&self.stopped);
+            let _stop = StopAtTheEnd(&traffic.stopped);
             for seed in 0..CLIENTS {
-                let addresses = &addresses;
-                scope.spawn(move || self.request_until_stopped(addresses, Random::new(seed)));
+                scope.spawn(move || traffic.request_until_stopped(addresses, Random::new(seed)));
             }
-            let addresses = &addresses;
-            scope.spawn(move || self.request_of_several_until_stopped(addresses, Random::new(CLIENTS)));
+            scope.spawn(|| traffic.request_of_several_until_stopped(addresses, Random::new(CLIENTS)));
             meanwhile();
         });
     }
@@ -307,12 +295,9 @@ fn set_slot(node: &Server, slot: u16, state: &str) {
     });
 }
 
-/// The slot of `{tenant}`, its owner, and a master to move it to.
-fn slot_to_move(cluster: &Cluster) -> (u16, usize, usize) {
-    let slot = cluster.slot("{tenant}");
-    let from = cluster.owner(slot);
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
-    (slot, from, to)
+/// A master other than this one.
+fn another_master(cluster: &Cluster, than: usize) -> usize {
+    cluster.masters().into_iter().find(|master| *master != than).expect("another master")
 }
 
 /// How a server moves whole slots atomically.
@@ -398,7 +383,7 @@ fn slots_that_move_key_by_key_under_traffic_lose_no_unit_and_count_none_twice() 
     let keys = keys(&cluster);
     let at_rest = KeysAtRest::in_the_slot_of_the_tag(&cluster);
     let masters = cluster.masters();
-    Traffic::answered(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         // To the next master, and back.
         for direction in [1, 2] {
             for slot in slots_of(&keys) {
@@ -424,8 +409,8 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
         (0..3_000).map(move |number| format!("{name} {{tenant}}:more:{name}:{number} 5 {WINDOW}"))
     });
     pipeline(more).exec(&mut cluster.node(from).connect()).expect("replies");
-    let to = *cluster.masters().iter().find(|master| **master != from).expect("another master");
-    Traffic::answered(cluster.addresses(), &keys, || {
+    let to = another_master(&cluster, from);
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         for (from, to) in [(from, to), (to, from), (from, to)] {
             how.run(&cluster, from, to, &slots_of(&keys));
             at_rest.assert_unchanged(&cluster);
@@ -439,7 +424,9 @@ fn slots_that_move_atomically_under_traffic_lose_no_unit_and_count_none_twice() 
 fn a_large_log_moves_atomically_with_its_slot() {
     const ENTRIES: i64 = 200_000;
     let Some((cluster, how)) = AtomicMove::on_a_cluster() else { return };
-    let (slot, from, to) = slot_to_move(&cluster);
+    let slot = cluster.slot("{tenant}");
+    let from = cluster.owner(slot);
+    let to = another_master(&cluster, from);
     let (source, target) = (cluster.node(from), cluster.node(to));
     let (mut connection, now) = (source.connect(), source.clock_ms());
     for first in (0..ENTRIES).step_by(50_000) {
@@ -470,8 +457,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
     let cluster = Cluster::start();
     let slot = cluster.slot("{tenant}");
     let owner = cluster.owner(slot);
-    let other = *cluster.masters().iter().find(|master| **master != owner).expect("another master");
-    let (owner, other) = (cluster.node(owner), cluster.node(other));
+    let (owner, other) = (cluster.node(owner), cluster.node(another_master(&cluster, owner)));
     let elsewhere = (0..).map(|nth| format!("{{other{nth}}}"));
     let elsewhere = elsewhere.into_iter().find(|name| cluster.slot(name) != slot).expect("another slot");
     for options in ["", " FORCE", " AT 5", " AT 5 FORCE"] {
@@ -505,7 +491,7 @@ fn rl_all_is_redirected_by_its_keys_which_lie_in_one_slot() {
 fn a_master_that_hands_over_under_traffic_loses_no_unit_and_counts_none_twice() {
     let cluster = Cluster::start();
     let keys = keys(&cluster);
-    Traffic::answered(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, false, || {
         for master in cluster.masters() {
             cluster.hand_over(master);
         }
@@ -522,7 +508,7 @@ fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept()
     let its: Vec<&Key> = keys.iter().filter(|key| cluster.owner(key.slot) == master).collect();
     let granted = || its.iter().map(|key| get(&key.granted)).sum::<i64>();
     let replicated = || its.iter().map(|key| get(&key.replicated)).sum::<i64>();
-    Traffic::replicated(cluster.addresses(), &keys, || {
+    Traffic::run(&cluster.addresses(), &keys, true, || {
         wait_for("units that its replica has", || replicated() > 500);
         cluster.fail_over(master);
         let before = granted();
@@ -539,6 +525,6 @@ fn when_a_master_fails_every_unit_that_was_acknowledged_and_replicated_is_kept()
     }
 
     cluster.revive();
-    Traffic::answered(cluster.addresses(), &keys, || wait_until_limits_are_reached(&keys));
+    Traffic::run(&cluster.addresses(), &keys, false, || wait_until_limits_are_reached(&keys));
     assert_every_unit_counts_once(&cluster, &keys);
 }

@@ -4,11 +4,10 @@
 //! Every run has the same input; `SEED=n cargo test hostile` tries another.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use harness::{COMMANDS, Random, Server, command, figures, pipeline, wait_for};
+use harness::{COMMANDS, Random, Server, command, figures, newest_part, pipeline, wait_for};
 use redis::{Cmd, Connection, ConnectionLike, Value};
 
 use crate::helpers::errors::{
@@ -203,18 +202,23 @@ impl Hostile {
             args.extend([b"at".to_vec(), self.at().into_bytes()]);
         }
         if self.chance(4) {
-            for _ in 0..self.random.of(&[1, 1, 2, 5]) {
-                let place = self.random.below(args.len() + 1);
-                match self.random.below(4) {
-                    0 => args.insert(place, self.nonsense()),
-                    1 => args.truncate(place),
-                    2 => args.rotate_left(place),
-                    _ if place < args.len() => args[place] = self.nonsense(),
-                    _ => {}
-                }
-            }
+            self.spoil(&mut args);
         }
         args
+    }
+
+    /// Puts nonsense among the words, or leaves some out, or changes their order.
+    fn spoil(&mut self, words: &mut Words) {
+        for _ in 0..self.random.of(&[1, 1, 2, 5]) {
+            let place = self.random.below(words.len() + 1);
+            match self.random.below(4) {
+                0 => words.insert(place, self.nonsense()),
+                1 => words.truncate(place),
+                2 => words.rotate_left(place),
+                _ if place < words.len() => words[place] = self.nonsense(),
+                _ => {}
+            }
+        }
     }
 
     /// A command of the module.
@@ -270,7 +274,7 @@ impl Hostile {
 
     /// RL.ALL: usually valid rows about a few keys.
     fn all(&mut self) -> Words {
-        let mut all = vec![self.random.of(&["RL.ALL", "rl.all"]).as_bytes().to_vec()];
+        let mut all = Words::new();
         for _ in 0..self.random.of(&[1, 1, 2, 2, 3, 4, 9, 64]) {
             let name = self.random.of(&COMMANDS);
             let (key, cost) = (self.key_of(name), self.cost().into_bytes());
@@ -288,18 +292,9 @@ impl Hostile {
             all.extend([b"at".to_vec(), self.at().into_bytes()]);
         }
         if self.chance(6) {
-            for _ in 0..self.random.of(&[1, 1, 2, 5]) {
-                let place = 1 + self.random.below(all.len());
-                match self.random.below(4) {
-                    0 => all.insert(place, self.nonsense()),
-                    1 => all.truncate(place),
-                    2 => all[1..].rotate_left(place - 1),
-                    _ if place < all.len() => all[place] = self.nonsense(),
-                    _ => {}
-                }
-            }
+            self.spoil(&mut all);
         }
-        all
+        [vec![self.random.of(&["RL.ALL", "rl.all"]).as_bytes().to_vec()], all].concat()
     }
 
     /// RL.LOAD. The key may be left without a time to live.
@@ -786,7 +781,7 @@ fn a_damaged_payload_that_passes_the_checksum_is_refused_or_makes_a_working_key(
             restore.push(damaged(&mut random, payload));
             commands.push((Kind::Other, restore));
             let mut push = |kind, line: String| commands.push((kind, words(&line)));
-            for name in REQUESTS {
+            for name in REQUESTS.iter().copied() {
                 let pairs = random.of(&["2 1h", "9 10s", "9007199254740991 3650d", "1 1ms 50 2h"]);
                 let cost = random.of(&["", " COST 3", " COST -1", " COST 9007199254740991"]);
                 let force = if name == "RL.PEEK" { "" } else { random.of(&["", " FORCE"]) };
@@ -824,7 +819,7 @@ fn a_damaged_payload_that_passes_the_checksum_is_refused_or_makes_a_working_key(
 fn nonsense() -> Vec<Words> {
     let mut hostile = Hostile { random: random(), payloads: Vec::new() };
     let mut commands: Vec<Words> = (0..3_000).map(|_| hostile.ours().1).collect();
-    for name in REQUESTS.into_iter().chain(["RL.INFO", "RL.ALL", "RL.LOAD", "RL.APPLY"]) {
+    for name in REQUESTS.iter().copied().chain(["RL.INFO", "RL.ALL", "RL.LOAD", "RL.APPLY"]) {
         for arguments in ["", " ", " key", " key 1", " key 1 1s 1", " key key"] {
             commands.push(words(&format!("{name}{arguments}")));
         }
@@ -861,7 +856,7 @@ fn an_append_only_file_of_nonsense_loads_and_its_valid_commands_count() {
     }
     commands.push(words("RL.FIXED after 5 1h FORCE AT 4000000000000"));
     server.restart_after(|folder| {
-        let mut file = OpenOptions::new().append(true).open(last_part(folder)).expect("the file");
+        let mut file = OpenOptions::new().append(true).open(newest_part(folder)).expect("the file");
         for words in commands {
             file.write_all(&Cmd::new().arg(words).get_packed_command()).expect("a file to write to");
         }
@@ -871,13 +866,6 @@ fn an_append_only_file_of_nonsense_loads_and_its_valid_commands_count() {
     }
     assert!(assert_keys_expire(&server) > 2);
     assert_sound(&server);
-}
-
-/// The incremental part of the append-only file.
-fn last_part(folder: &Path) -> PathBuf {
-    let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
-    let mut parts = parts.map(|part| part.expect("an entry").path());
-    parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
 }
 
 #[test]

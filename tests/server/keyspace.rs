@@ -1,8 +1,9 @@
 //! Keys as the rest of the server sees them: time to live, events, WATCH, client-side caching.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use harness::{COMMANDS, Server, command};
+use harness::{COMMANDS, Server, command, pipeline};
 use redis::{PushKind, Value};
 
 #[test]
@@ -121,20 +122,9 @@ fn a_limited_request_publishes_an_event_and_nothing_else_does() {
     }
 }
 
-#[test]
-fn the_event_belongs_to_the_module_class() {
-    let server = Server::with(&[("notify-keyspace-events", "Ed")]);
-    let mut listener = server.connect();
-    let mut events = listener.as_pubsub();
-    events.subscribe("__keyevent@0__:rl.limited").unwrap();
-    events.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    server.value("RL.LOG k 0 10s");
-    assert_eq!(events.get_message().unwrap().get_payload::<String>().unwrap(), "k");
-}
-
-/// Commands, and whether each changes its key.
-fn watched() -> Vec<(String, bool)> {
-    let mut lines = Vec::new();
+/// Commands on keys that have the names of their commands, and the keys that each changes.
+fn watched() -> Vec<(String, String)> {
+    let mut calls = Vec::new();
     for name in COMMANDS {
         for (options, changes) in [
             ("9 10s", true),
@@ -144,64 +134,61 @@ fn watched() -> Vec<(String, bool)> {
             ("9 10s COST -1", true),
             ("9 10s COST 10", false),
         ] {
-            lines.push((format!("{name} {name} {options} AT 0"), changes));
+            let changed = if changes { name } else { "" };
+            calls.push((format!("{name} {name} {options} AT 0"), changed.to_owned()));
         }
-        lines.push((format!("RL.PEEK {name} 9 10s AT 0"), false));
-        lines.push((format!("RL.INFO {name}"), false));
+        calls.push((format!("RL.PEEK {name} 9 10s AT 0"), String::new()));
+        calls.push((format!("RL.INFO {name}"), String::new()));
     }
-    lines
+    for (costs, options, changed) in [
+        ([1, 0, 1], "", "FS"),
+        ([9, 1, 1], "", ""),
+        ([9, 0, 1], "FORCE", "FS"),
+        ([-1, -1, 0], "", "FL"),
+        ([0, 0, 0], "", ""),
+    ] {
+        let row = |(kind, cost)| format!("RL.{kind} {kind} 9 10s {cost} ");
+        let rows: String = ["FIXED", "LOG", "SLIDING"].into_iter().zip(costs).map(row).collect();
+        let changed =
+            ["RL.FIXED", "RL.SLIDING", "RL.LOG"].into_iter().filter(|name| changed.contains(&name[3..4]));
+        calls.push((format!("RL.ALL {rows}AT 0 {options}"), changed.collect()));
+    }
+    calls.push(("RL.ALL RL.FIXED FIXED 9 10s 1 RL.LOG FIXED 9 10s 1 AT 0".to_owned(), String::new()));
+    calls
 }
 
 #[test]
-fn only_a_change_to_what_is_counted_fails_a_watch() {
+fn only_a_change_to_what_is_counted_fails_a_watch_and_leaves_client_caches() {
     let server = Server::start();
-    for (line, changes) in watched() {
-        let key = line.split(' ').nth(1).unwrap();
-        server.value("FLUSHALL");
-        if let Some(name) = COMMANDS.iter().find(|name| **name == key) {
-            server.value(&format!("{name} {key} 9 10s AT 0"));
-        }
-        let mut watcher = server.connect();
-        command(&format!("WATCH {key}")).query::<()>(&mut watcher).unwrap();
-        server.value(&line);
-        command("MULTI").query::<()>(&mut watcher).unwrap();
-        command("PING").query::<()>(&mut watcher).unwrap();
-        let outcome: Value = command("EXEC").query(&mut watcher).unwrap();
-        assert_eq!(outcome == Value::Nil, changes, "{line}");
-    }
-}
-
-#[test]
-fn only_a_change_to_what_is_counted_invalidates_client_caches() {
-    let server = Server::start();
-    for name in COMMANDS {
-        server.value(&format!("{name} {name} 9 10s AT 0"));
-    }
     let (sender, invalidations) = std::sync::mpsc::channel();
-    let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
-    let mut cache = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let mut cache = server.connect_resp3();
     cache.set_push_sender(sender);
-    command("CLIENT TRACKING ON").query::<()>(&mut cache).unwrap();
-    for (line, changes) in watched() {
-        let key = line.split(' ').nth(1).unwrap();
-        if !server.call(&format!("EXISTS {key}")).is_ok_and(|exists| exists == Value::Int(1)) {
-            server.value(&format!("{key} {key} 9 10s AT 0"));
-        }
-        command(&format!("RL.PEEK {key} 9 10s AT 0")).query::<()>(&mut cache).unwrap();
-        server.value(&line);
+    command("CLIENT TRACKING ON").exec(&mut cache).expect("CLIENT TRACKING");
+    for (call, changed) in watched() {
+        server.value("FLUSHALL");
+        let watchers = COMMANDS.map(|name| {
+            server.value(&format!("{name} {name} 9 10s AT 0"));
+            command(&format!("RL.PEEK {name} 9 10s AT 0")).exec(&mut cache).expect("figures");
+            let mut watcher = server.connect();
+            command(&format!("WATCH {name}")).exec(&mut watcher).expect("WATCH");
+            (name, watcher)
+        });
+        // Those of FLUSHALL.
+        invalidations.try_iter().for_each(drop);
+        let _ = server.call(&call);
+        let failed = watchers.into_iter().filter_map(|(name, mut watcher)| {
+            pipeline(["MULTI", "PING"]).exec(&mut watcher).expect("MULTI");
+            let outcome: Value = command("EXEC").query(&mut watcher).expect("EXEC");
+            (outcome == Value::Nil).then_some(name)
+        });
+        assert_eq!(failed.collect::<String>(), changed, "{call}: watched");
         // An invalidation would come before this reply.
-        command("PING").query::<()>(&mut cache).unwrap();
-        let invalidated = invalidations.try_iter().any(|push| push.kind == PushKind::Invalidate);
-        assert_eq!(invalidated, changes, "{line}");
+        command("PING").exec(&mut cache).expect("PING");
+        let invalidated = invalidations.try_iter().filter(|push| push.kind == PushKind::Invalidate);
+        let invalidated: BTreeSet<String> = invalidated
+            .flat_map(|push| redis::from_redis_value::<Vec<String>>(push.data[0].clone()).expect("keys"))
+            .collect();
+        let in_order = COMMANDS.into_iter().filter(|name| invalidated.contains(*name));
+        assert_eq!(in_order.collect::<String>(), changed, "{call}: cached");
     }
-}
-
-#[test]
-fn each_database_has_its_own_limiters() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    command("RL.FIXED k 1 10s AT 0").query::<()>(&mut connection).unwrap();
-    command("SELECT 1").query::<()>(&mut connection).unwrap();
-    let there: Vec<i64> = command("RL.FIXED k 1 10s AT 0").query(&mut connection).unwrap();
-    assert_eq!(there[0], 0);
 }

@@ -1,18 +1,14 @@
 //! The manifest of examples/kubernetes: its parts fit each other and the image, and its commands do what they are for.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use harness::{Launch, Server, module};
 use tempfile::TempDir;
 use yaml_rust2::{Yaml, YamlLoader};
 
+use crate::helpers::file;
 use crate::helpers::nodes::cli;
-
-fn file(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("a file")
-}
 
 /// The objects of a kind in the manifest.
 fn objects(kind: &str) -> Vec<Yaml> {

@@ -1,45 +1,38 @@
 //! RL.LOAD: creates a key from the bytes that a snapshot stores.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::path::PathBuf;
 
-use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, error_text, pipeline};
+use harness::{
+    APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, commands_in_aof, error_text, pipeline,
+};
 use redis::{Connection, RedisResult, Value};
 
 use crate::helpers::errors::WRONGTYPE;
+use crate::helpers::payload::{Payload, credulous_server};
 
 const NOW: i64 = 4_000_000_000_001;
 
 pub const PAYLOAD: &str = "ERR payload is not valid";
 pub const BUSY_KEY: &str = "BUSYKEY Target key name already exists.";
 
-/// The stored bytes of each key: the payloads of the RL.LOAD commands in the base of a rewritten append-only file.
-fn stored(server: &Server) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    server.value("BGREWRITEAOF");
-    server.wait_for_rewrite();
-    let parts = fs::read_dir(server.folder().join("appendonlydir")).expect("an append-only folder");
-    let mut parts = parts.map(|part| part.expect("an entry").path());
-    let base: PathBuf = parts.find(|part| part.to_string_lossy().ends_with(".base.aof")).expect("a base");
-    let (mut parser, mut file) = (redis::Parser::new(), File::open(base).expect("the base"));
-    let mut stored = BTreeMap::new();
-    while let Ok(value) = parser.parse_value(&mut file) {
-        let words: Vec<Vec<u8>> = redis::from_redis_value(value).expect("a command");
-        if let [name, key, payload] = words.as_slice()
-            && name == b"RL.LOAD"
-        {
-            stored.insert(key.clone(), payload.clone());
-        }
-    }
-    stored
+/// The bytes that are stored of each key.
+fn stored(server: &Server) -> BTreeMap<String, Vec<u8>> {
+    let mut connection = server.connect();
+    let keys: Vec<String> = command("KEYS *").query(&mut connection).expect("KEYS");
+    let stored = |key: String| {
+        let dump: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).expect("DUMP");
+        (key, Payload::of(&dump).body)
+    };
+    keys.into_iter().map(stored).collect()
 }
 
-/// A server that rewrites its append-only file as commands.
+/// A server that rewrites its append-only file as commands, and compresses nothing.
 fn server() -> Server {
-    Server::with(&[&APPEND_ONLY[..], &[("aof-use-rdb-preamble", "no")]].concat())
+    let settings = [("aof-use-rdb-preamble", "no"), ("rdbcompression", "no")];
+    Server::with(&[&APPEND_ONLY[..], &settings].concat())
 }
 
-fn load(connection: &mut Connection, key: &[u8], payload: &[u8]) -> RedisResult<Value> {
+fn load(connection: &mut Connection, key: &str, payload: &[u8]) -> RedisResult<Value> {
     redis::cmd("RL.LOAD").arg(key).arg(payload).query(connection)
 }
 
@@ -63,9 +56,8 @@ fn a_payload_restores_the_key_that_it_was_made_from() {
     let mut connection = server.connect();
     let stored = stored(&server);
     assert_eq!(stored.len(), 3 * COMMANDS.len());
-    for (key, payload) in &stored {
-        let name = String::from_utf8_lossy(key).into_owned();
-        let copy = [key.as_slice(), b":copy"].concat();
+    for (name, payload) in &stored {
+        let copy = format!("{name}:copy");
         assert_eq!(load(&mut connection, &copy, payload).expect("RL.LOAD"), Value::Okay);
         assert_eq!(server.integer(&format!("PTTL {name}:copy")), -1, "{name}");
         // Whether there is a time to live is part of the digest.
@@ -89,14 +81,14 @@ fn a_payload_restores_the_key_that_it_was_made_from() {
 fn an_existing_key_of_any_type_is_left_unchanged() {
     let server = server();
     server.value("RL.FIXED k 5 1h AT 0");
-    let payload = stored(&server).remove(b"k".as_slice()).expect("a payload");
+    let payload = stored(&server).remove("k").expect("a payload");
     pipeline(["SET string 1", "RPUSH list 1", "HSET hash f 1", "RL.LOG log 5 1h", "RL.SLIDING sliding 5 1h"])
         .exec(&mut server.connect())
         .expect("keys");
     let before = server.digest();
     for key in ["k", "string", "list", "hash", "log", "sliding"] {
         for payload in [payload.as_slice(), b"", b"nonsense"] {
-            let error = load(&mut server.connect(), key.as_bytes(), payload).expect_err("it exists");
+            let error = load(&mut server.connect(), key, payload).expect_err("it exists");
             assert_eq!(error_text(&error), BUSY_KEY, "{key}");
         }
     }
@@ -117,48 +109,11 @@ fn a_payload_that_is_not_valid_is_refused() {
         refused_outright.extend((0..payload.len().min(6)).map(|end| payload[..end].to_vec()));
     }
     for payload in refused_outright {
-        let error = load(&mut connection, b"k", &payload).expect_err("it is no payload");
+        let error = load(&mut connection, "k", &payload).expect_err("it is no payload");
         assert_eq!(error_text(&error), PAYLOAD, "{payload:?}");
         assert_eq!(server.integer("DBSIZE"), 0);
     }
     server.assert_nothing_panicked();
-}
-
-#[test]
-fn a_wrong_number_of_arguments_gets_the_servers_own_error() {
-    let server = Server::start();
-    for line in ["RL.LOAD", "RL.LOAD k", "RL.LOAD k a b"] {
-        let error = server.error(line).to_lowercase();
-        assert_eq!(error, "err wrong number of arguments for 'rl.load' command", "{line}");
-    }
-    assert_eq!(server.integer("DBSIZE"), 0);
-}
-
-#[test]
-fn rl_load_is_in_the_dangerous_category_where_modules_can_join_it() {
-    let server = Server::start();
-    let Value::Array(infos) = server.value("COMMAND INFO RL.LOAD") else { panic!("no infos") };
-    let Value::Array(info) = &infos[0] else { panic!("RL.LOAD is unknown") };
-    let texts = |value: &Value| -> Vec<String> { redis::from_redis_value_ref(value).expect("texts") };
-    assert_eq!(info[1], Value::Int(3));
-    assert_eq!(info[3..6], [Value::Int(1), Value::Int(1), Value::Int(1)], "one key, the first argument");
-    assert!(texts(&info[2]).contains(&"denyoom".to_owned()));
-    assert_eq!(texts(&server.value("COMMAND GETKEYS RL.LOAD key payload")), ["key"]);
-    let docs = format!("{:?}", server.value("COMMAND DOCS RL.LOAD"));
-    assert!(docs.contains("payload") && docs.contains("Not for applications"), "{docs}");
-    let categories = format!("{:?}", info[6]);
-    if !categories.contains("@dangerous") {
-        let version = server.info("redis_version");
-        let valkey = server.text("INFO server").contains("valkey_version");
-        assert!(version.starts_with("7.0.") && !valkey, "{version} lets modules say so: {categories}");
-        return;
-    }
-    server.value("ACL SETUSER careful on nopass ~* +@all -@dangerous");
-    let mut connection = server.connect();
-    command("AUTH careful any").exec(&mut connection).expect("AUTH");
-    let error = load(&mut connection, b"k", b"").expect_err("it is dangerous");
-    assert_eq!(error.code(), Some("NOPERM"));
-    command("RL.ALL k FIXED 5 1h 1").exec(&mut connection).expect("it is not dangerous");
 }
 
 #[test]
@@ -173,34 +128,15 @@ fn rl_load_is_replicated_verbatim_and_not_at_all_when_refused() {
     for (key, payload) in &stored {
         load(&mut connection, key, payload).expect("RL.LOAD");
         load(&mut connection, key, payload).expect_err("it exists");
-        load(&mut connection, b"other", &payload[..1]).expect_err("it is cut short");
-        let sent = [b"RL.LOAD ", key.as_slice(), b" ", payload].concat();
+        load(&mut connection, "other", &payload[..1]).expect_err("it is cut short");
+        let sent = [b"RL.LOAD ", key.as_bytes(), b" ", payload].concat();
         assert_eq!(stream.commands(&master), [String::from_utf8_lossy(&sent)]);
     }
     replica.wait_to_catch_up(&master);
     assert_eq!(replica.digest(), master.digest());
     assert_eq!(replica.integer("DBSIZE"), 3 * COMMANDS.len() as i64);
-    let error = load(&mut replica.connect(), b"new", &stored.values().next().expect("one")[..]);
+    let error = load(&mut replica.connect(), "new", &stored.values().next().expect("one")[..]);
     assert_eq!(error.expect_err("a replica").code(), Some("READONLY"));
-}
-
-#[test]
-fn a_key_without_a_time_to_live_has_none_after_a_rewrite_either() {
-    let mut server = server();
-    for name in COMMANDS {
-        server.value(&format!("{name} {name} 5 3650d"));
-        server.value(&format!("{name} kept:{name} 5 3650d"));
-        server.value(&format!("PERSIST {name}"));
-    }
-    let digest = server.digest();
-    server.value("BGREWRITEAOF");
-    server.wait_for_rewrite();
-    server.crash_and_restart();
-    for name in COMMANDS {
-        assert_eq!(server.integer(&format!("PTTL {name}")), -1, "{name}");
-        assert!(server.integer(&format!("PTTL kept:{name}")) > 0, "{name}");
-    }
-    assert_eq!(server.digest(), digest);
 }
 
 /// The units of the log below.
@@ -216,10 +152,11 @@ fn a_large_log_is_rewritten_and_loaded_as_one_command() {
         pipeline(lines).exec(&mut connection).expect("all of them are counted");
     }
     let digest = server.digest();
-    let stored = stored(&server);
-    assert_eq!(stored.len(), 1);
-    let bytes = stored[b"log".as_slice()].len();
+    let bytes = stored(&server)["log"].len();
     assert!(bytes < 2 * ENTRIES, "{bytes} bytes");
+    server.value("BGREWRITEAOF");
+    server.wait_for_rewrite();
+    assert_eq!(commands_in_aof(&server).len(), 2, "RL.LOAD and PEXPIREAT");
     let base = server.info("aof_base_size").parse::<usize>().expect("bytes");
     assert!(base < bytes + 1_000, "{base} bytes, with {bytes} bytes for the payload");
     server.crash_and_restart();
@@ -230,11 +167,11 @@ fn a_large_log_is_rewritten_and_loaded_as_one_command() {
 
 #[test]
 fn the_log_says_why_a_payload_is_refused() {
-    let server = crate::helpers::payload::credulous_server();
+    let server = credulous_server();
     server.value("RL.FIXED k 5 1h");
     let mut connection = server.connect();
     let dump: Vec<u8> = redis::cmd("DUMP").arg("k").query(&mut connection).expect("DUMP");
-    let payload = crate::helpers::payload::Payload::of(&dump);
+    let payload = Payload::of(&dump);
     let mut why = Vec::new();
     for body in [&b""[..], &[9, 1, 60, 5, 1], &[1, 9, 60, 5, 1], &[1, 1, 60, 5], &[1, 1, 0, 5, 1]] {
         let mut restore = redis::cmd("RESTORE");

@@ -3,7 +3,9 @@
 use harness::{
     COMMANDS, Random, ReplicationStream, Server, command, figures, not_tested, pipeline, wait_for,
 };
-use redis::{Connection, Value};
+use redis::Value;
+
+use crate::helpers::traffic::send;
 
 /// No window of more than 1 ms begins here.
 const NOW: i64 = 1_900_000_000_123;
@@ -230,11 +232,6 @@ fn no_kind_of_request_leaks_memory() {
     wait_for_memory(&server, "the requests", at_first, 15_000);
 }
 
-/// The replies, including errors.
-fn replies(connection: &mut Connection, lines: impl Iterator<Item = String>) -> Vec<Value> {
-    pipeline(lines).ignore_errors().query(connection).expect("replies")
-}
-
 /// The units in each of the keys `k0`, `k1`, ... that were counted with this limit and window; 0 for a missing one.
 fn used(server: &Server, keys: usize, pair: &str) -> Vec<i64> {
     let peeks = (0..keys).map(|i| format!("RL.PEEK k{i} {pair} AT {NOW}"));
@@ -273,8 +270,8 @@ fn every_eviction_policy_removes_whole_keys_and_leaves_the_others_whole() {
             let mut refused = 0;
             // Not all at once: waiting requests take memory too.
             for some in keys.collect::<Vec<_>>().chunks(50) {
-                let lines = some.iter().map(|i| take(*i));
-                for reply in replies(&mut connection, lines) {
+                let lines: Vec<String> = some.iter().map(|i| take(*i)).collect();
+                for reply in send(&mut connection, &lines) {
                     match reply {
                         Value::ServerError(error) if error.code() == "OOM" => refused += 1,
                         reply => assert_eq!(figures(&reply)[0], 0, "{policy}"),
@@ -390,7 +387,7 @@ fn when_memory_runs_out_under_traffic_exactly_the_acknowledged_units_are_counted
             latest += 1;
             format!("{} k{i} {PAIR} AT {latest}", COMMANDS.get(i % (COMMANDS.len() + 1)).unwrap_or(&"RL.LOG"))
         });
-        for (key, reply) in keys.iter().zip(replies(&mut connection, lines)) {
+        for (key, reply) in keys.iter().zip(send(&mut connection, &lines.collect::<Vec<_>>())) {
             match reply {
                 Value::Array(_) => acknowledged[*key] += 1,
                 Value::ServerError(error) => {

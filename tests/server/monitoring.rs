@@ -1,15 +1,10 @@
 //! examples/monitoring: the script, the alerts and the dashboard name what a server shows.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 
 use harness::{Server, command, error_text};
 
-fn file(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    fs::read_to_string(root.join(name)).expect("a file")
-}
+use crate::helpers::file;
 
 /// Every word in `text` that begins with `prefix`.
 fn words<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {

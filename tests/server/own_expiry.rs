@@ -3,7 +3,7 @@
 use harness::{APPEND_ONLY, COMMANDS, ReplicationStream, Server, command, pipeline, wait_for};
 use redis::Value;
 
-use crate::helpers::expiries::{assert_copy, expiries, keys};
+use crate::helpers::expiries::{assert_copy, expiries, keys, restore};
 
 /// Ten seconds before the end of an hour, and of an eighth of one.
 const BEFORE_THE_HOUR: i64 = 1_700_002_800_000 - 10_000;
@@ -111,7 +111,6 @@ fn a_key_ends_at_the_same_millisecond_on_every_copy_whatever_its_masters_past() 
 #[test]
 fn giving_back_moves_no_time_to_live() {
     let [master, replica, last] = chain();
-    let mut connection = master.connect();
     for (name, at) in COMMANDS.into_iter().flat_map(|name| [(name, 0), (name, BEFORE_THE_HOUR)]) {
         let at = if at > 0 { format!("AT {at}") } else { String::new() };
         let kind = &name[3..];
@@ -124,9 +123,7 @@ fn giving_back_moves_no_time_to_live() {
             master.value("PEXPIRE k 5000");
             master.value(&back);
             assert_eq!(master.integer("PTTL k"), 5_000, "{back}: shorter than its units count");
-            let payload: Vec<u8> = redis::cmd("DUMP").arg("k").query(&mut connection).expect("a payload");
-            let mut restore = redis::cmd("RESTORE");
-            restore.arg("k").arg(4_000).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
+            restore(&master, "k", 4_000);
             master.value(&back);
             assert_eq!(master.integer("PTTL k"), 4_000, "{back}: restored");
             assert_copy(&master, &replica, &back);
@@ -140,13 +137,10 @@ fn giving_back_moves_no_time_to_live() {
 #[test]
 fn giving_back_ahead_of_the_clock_leaves_a_restored_key_the_same_time_on_every_copy() {
     let [master, replica, last] = chain();
-    let mut connection = master.connect();
     for name in COMMANDS {
         let ahead = master.clock_ms() + 3_600_000;
         master.value(&format!("{name} {name} 9 1h COST 5 AT {ahead}"));
-        let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
-        let mut restore = redis::cmd("RESTORE");
-        restore.arg(name).arg(5_000).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
+        restore(&master, name, 5_000);
         master.value(&format!("{name} {name} 9 1h COST -1"));
         assert_eq!(master.integer(&format!("PTTL {name}")), 5_000, "{name}");
         assert_copy(&master, &replica, name);
@@ -288,13 +282,9 @@ fn persist_also_holds_on_copies_that_are_made_later() {
 fn a_restored_time_to_live_is_lengthened_by_the_next_counted_request_on_every_copy() {
     let master = Server::start();
     let replica = Server::replica_of(&master, &[]);
-    let mut connection = master.connect();
     for name in COMMANDS {
         master.value(&format!("{name} {name} 9 3650d"));
-        let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
-        let restore =
-            redis::cmd("RESTORE").arg(name).arg(20_000).arg(payload).arg("REPLACE").exec(&mut connection);
-        restore.expect("RESTORE");
+        restore(&master, name, 20_000);
         let peek = master.figures(&format!("RL.PEEK {name} 9 3650d"));
         assert!(peek[4] <= 20_001, "{name}: no wait is longer than the key lives");
         master.value(&format!("{name} {name} 9 3650d"));

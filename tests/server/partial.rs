@@ -4,8 +4,6 @@ use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, ReplicationStream, Server, command};
 use redis::Value;
 
-use crate::helpers::errors::{FORCE_AND_PARTIAL, PARTIAL, SYNTAX};
-
 /// The seven integers.
 #[track_caller]
 fn seven(server: &impl Host, line: &str) -> [i64; 7] {
@@ -17,22 +15,6 @@ fn seven(server: &impl Host, line: &str) -> [i64; 7] {
 
 /// In the middle of an hour, and ahead of no clock.
 const NOW: i64 = 1_700_000_000_000 / 3_600_000 * 3_600_000 + 1_800_000;
-
-#[test]
-fn a_request_that_fits_is_taken_whole() {
-    let server = Hosts::start();
-    // RL.SLIDING is full again when less than one of the four units counts.
-    for (name, reset) in
-        [("RL.FIXED", 1_800_000), ("RL.SLIDING", 4_500_001), ("RL.LOG", 3_600_000), ("RL.BUCKET", 1_440_000)]
-    {
-        let expected = [0, 10, 6, -1, reset, 4, NOW];
-        assert_eq!(
-            seven(&server, &format!("{name} {name} 10 1h COST 4 PARTIAL AT {NOW}")),
-            expected,
-            "{name}"
-        );
-    }
-}
 
 #[test]
 fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_for_one_more() {
@@ -53,47 +35,6 @@ fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_f
         assert_eq!(again[..5], [1, 10, 0, retry_after, again[4]], "{name}");
         assert_eq!(again[5..], [0, NOW + 5], "{name}");
         assert_eq!(server.digest(), digest, "{name}");
-    }
-}
-
-#[test]
-fn the_tier_with_the_least_room_decides_how_many_are_taken() {
-    let server = Hosts::start();
-    for name in COMMANDS {
-        server.value(&format!("{name} {name} 100 1h 8 1d COST 3 AT {NOW}"));
-        let reply = seven(&server, &format!("{name} {name} 100 1h 8 1d COST 50 PARTIAL AT {NOW}"));
-        assert_eq!([reply[0], reply[1], reply[2], reply[5]], [1, 8, 0, 5], "{name}");
-        let hour = server.figures(&format!("RL.PEEK {name} 100 1h AT {NOW}"));
-        assert_eq!(hour[2], 92, "{name}: both tiers count what was taken");
-    }
-}
-
-#[test]
-fn a_limit_of_0_takes_nothing_and_no_wait_helps() {
-    let server = Hosts::start();
-    for name in COMMANDS {
-        assert_eq!(
-            seven(&server, &format!("{name} k 0 1h COST 5 PARTIAL AT {NOW}")),
-            [1, 0, 0, -1, 0, 0, NOW]
-        );
-        assert_eq!(
-            seven(&server, &format!("{name} k 5 1h COST 0 PARTIAL AT {NOW}")),
-            [0, 5, 5, -1, 0, 0, NOW]
-        );
-    }
-    assert_eq!(server.integer("EXISTS k"), 0, "what takes nothing creates no key");
-}
-
-#[test]
-fn more_than_the_limit_may_be_asked_for() {
-    let server = Hosts::start();
-    for name in COMMANDS {
-        let most = 9_007_199_254_740_991_i64;
-        let reply = seven(&server, &format!("{name} {name} 5 1h COST {most} PARTIAL AT {NOW}"));
-        assert_eq!([reply[0], reply[2], reply[5]], [1, 0, 5], "{name}");
-        assert!(reply[3] > 0, "{name}: one more fits later");
-        let reply = seven(&server, &format!("{name} {name}:most {most} 1h COST {most} PARTIAL AT {NOW}"));
-        assert_eq!([reply[0], reply[2], reply[5]], [0, 0, most], "{name}");
     }
 }
 
@@ -124,22 +65,6 @@ fn units_are_given_back_as_of_the_time_in_the_reply_also_if_the_key_was_ahead() 
             server.value(&format!("DEL {name}"));
         }
     }
-}
-
-#[test]
-fn partial_is_for_single_keys_that_take_and_not_with_force() {
-    let server = Hosts::start();
-    for name in COMMANDS {
-        for line in [format!("{name} k 5 1h PARTIAL FORCE"), format!("{name} k 5 1h FORCE COST 2 PARTIAL")] {
-            assert_eq!(server.error(&line), FORCE_AND_PARTIAL, "{line}");
-        }
-        assert_eq!(server.error(&format!("{name} k 5 1h PARTIAL PARTIAL")), SYNTAX);
-    }
-    for line in ["RL.PEEK k 5 1h PARTIAL", "RL.ALL k LOG 5 1h 1 PARTIAL", "RL.ALL k LOG 5 1h 1 FORCE PARTIAL"]
-    {
-        assert_eq!(server.error(line), PARTIAL, "{line}");
-    }
-    assert_eq!(server.integer("EXISTS k"), 0);
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness::{APPEND_ONLY, COMMANDS, Server, command, commands_in_aof, not_tested, pipeline, wait_for};
 use redis::{Cmd, Connection, Value};
+use redis_rl_core::encoding::spent;
+use redis_rl_core::limiter::Algorithm;
 
 use crate::helpers::payload::{Payload, credulous_server};
 
@@ -202,28 +204,6 @@ fn change(connection: &mut Connection, key: &[u8]) {
         let mut take = redis::cmd(&format!("RL.{algorithm}"));
         take.arg(key).arg(&["9", "3650d", "FORCE", "COST"]).arg(cost).arg("AT").arg(NOW);
         take.exec(connection).expect("a change");
-    }
-}
-
-#[test]
-fn a_key_from_a_rewritten_append_only_file_lives_as_long_as_its_units_count() {
-    for preamble in ["yes", "no"] {
-        let settings = [("appendonly", "yes"), ("aof-use-rdb-preamble", preamble)];
-        let mut server = Server::with_clock_at(1_900_000_000_123, &settings);
-        for name in COMMANDS {
-            server.value(&format!("{name} {name} 3 8s"));
-        }
-        server.wait_for_rewrite();
-        server.value("BGREWRITEAOF");
-        server.wait_for_rewrite();
-        server.step_clock(3_000);
-        server.restart();
-        for name in COMMANDS {
-            let expires = server.integer(&format!("PEXPIRETIME {name}"));
-            let [_, _, _, _, reset_after] = server.figures(&format!("{name} {name} 3 8s"));
-            let ttl = server.integer(&format!("PTTL {name}"));
-            assert!(reset_after <= ttl + 1, "{name}: {reset_after} beyond {ttl}, {expires} before");
-        }
     }
 }
 
@@ -435,62 +415,33 @@ fn whatever_a_key_holds_can_be_loaded() {
     assert_kept(&before, &all(&mut server.connect()), 0);
 }
 
-/// The version of the encoding, a tag, and integers of 7 bits a byte.
-fn body(tag: u8, integers: &[u64]) -> Vec<u8> {
-    let mut bytes = vec![1, tag];
-    for mut integer in integers.iter().copied() {
-        while integer > 0x7f {
-            bytes.push(integer as u8 | 0x80);
-            integer >>= 7;
-        }
-        bytes.push(integer as u8);
-    }
-    bytes
-}
-
 #[test]
 fn payloads_that_no_limiter_encodes_to_are_refused() {
-    const FIXED: u8 = 1;
-    const SLIDING: u8 = 2;
-    const LOG: u8 = 3;
-    const BUCKET: u8 = 4;
-    const DAYS_3650: u64 = 315_360_000_000;
-    const LAST: u64 = MOST as u64;
-    const FULL: u64 = i64::MAX as u64;
     let server = credulous_server();
     let mut connection = server.connect();
     server.value("RL.FIXED k 5 10s");
     let dump = Payload::of(&self::dump(&mut connection, b"k"));
-
-    for sound in [
-        body(FIXED, &[1, LAST, FULL]),
-        body(SLIDING, &[60_000, 0, 1, 0]),
-        body(LOG, &[1_000, 0, 1, 0, 2, 998, 1]),
-        body(BUCKET, &[DAYS_3650, 0, LAST, 2 * LAST, 0]),
-    ] {
-        restore(&dump.with(&sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
+    for sound in Algorithm::ALL.map(spent) {
+        restore(&dump.with(sound)).exec(&mut connection).unwrap_or_else(|_| panic!("{sound:?}"));
         assert_eq!(Payload::of(&self::dump(&mut connection, b"k")).body, sound);
     }
     server.value("DEL k");
-    // All that is refused: see tests/model/bytes.rs.
+    // A version, an algorithm and figures. For all that is refused, see tests/model/bytes.rs.
     for unsound in [
-        vec![],
-        vec![1, FIXED],
-        vec![2, 1, 1, 1, 1],
-        body(1 + COMMANDS.len() as u8, &[60_000, 5, 1]),
-        body(FIXED, &[60_000, 5, 0]),
-        body(FIXED, &[60_000, 5, FULL + 1]),
-        body(SLIDING, &[60_000, 5, 0, 0]),
-        body(SLIDING, &[60_000, 0, 1, 1]),
-        body(LOG, &[1_000, 5, 0]),
-        body(LOG, &[1_000, 5, 1, 1_000]),
-        body(BUCKET, &[1_000, 5, 1, 0, 0]),
-        body(BUCKET, &[1_000, 5, 1, 2, 1]),
+        &[][..],
+        &[1, 1],
+        &[2, 1, 1, 1, 1],
+        &[1, 1 + COMMANDS.len() as u8, 60, 5, 1],
+        // Nothing is held.
+        &[1, 1, 60, 5, 0],
+        &[1, 2, 60, 5, 0, 0],
+        &[1, 3, 60, 5, 0],
+        &[1, 4, 60, 5, 1, 0, 0],
         // A number longer than necessary, and one without an end.
-        vec![1, FIXED, 60, 5, 0x81, 0x00],
-        vec![1, FIXED, 60, 5, 0x80],
+        &[1, 1, 60, 5, 0x81, 0x00],
+        &[1, 1, 60, 5, 0x80],
     ] {
-        let refusal = restore(&dump.with(&unsound)).exec(&mut connection);
+        let refusal = restore(&dump.with(unsound)).exec(&mut connection);
         assert!(refusal.is_err_and(|error| error.to_string().contains("Bad data")), "{unsound:?}");
         assert_eq!(server.integer("EXISTS k"), 0);
     }

@@ -29,21 +29,6 @@ fn used(server: &impl Host, name: &str, at: i64) -> i64 {
 }
 
 #[test]
-fn an_estimate_settled_in_its_own_window_gives_back_exactly_what_it_had_taken() {
-    let server = Hosts::start();
-    for by_all in [false, true] {
-        for name in COMMANDS {
-            server.value(&format!("{name} {name} 1000 1m COST 700 AT {}", NOW - 1));
-            server.value(&format!("{name} {name} 1000 1m COST 200 AT {NOW}"));
-            server.value(&format!("{name} {name} 1000 1m COST 50 AT {}", NOW + 1));
-            server.value(&settle(by_all, name, -150, NOW));
-            assert_eq!(used(&server, name, NOW + 2), 800, "{name}");
-            server.value(&format!("DEL {name}"));
-        }
-    }
-}
-
-#[test]
 fn an_estimate_settled_after_its_window_has_ended_refunds_nobody_elses_units() {
     let server = Hosts::start();
     for by_all in [false, true] {
@@ -77,29 +62,6 @@ fn a_log_gives_back_the_units_of_that_time_and_not_the_newest() {
         {
             assert_eq!(used(&server, "RL.LOG", at), units, "at {at}");
         }
-        server.value("DEL RL.LOG");
-    }
-}
-
-#[test]
-fn a_refund_in_the_middle_of_a_log_takes_the_newest_units_up_to_that_time() {
-    let server = Hosts::start();
-    for by_all in [false, true] {
-        for second in 0..50 {
-            server.value(&format!("RL.LOG RL.LOG 1000 1m COST 2 AT {}", second * 1_000));
-        }
-        // Backwards from 30 s: 15 whole entries, and one of the two units at 15 s.
-        server.value(&settle(by_all, "RL.LOG", -31, 30_999));
-        for (at, units) in
-            [(50_000, 69), (60_000, 67), (74_999, 39), (75_000, 38), (90_000, 38), (91_000, 36), (109_000, 0)]
-        {
-            assert_eq!(used(&server, "RL.LOG", at), units, "at {at}");
-        }
-        let info = format!("{:?}", server.value("RL.INFO RL.LOG"));
-        assert!(info.contains("entries"), "{info}");
-        // More than was counted until then; later units stay.
-        server.value(&settle(by_all, "RL.LOG", -1_000_000, 40_000));
-        assert_eq!(used(&server, "RL.LOG", 50_000), 18);
         server.value("DEL RL.LOG");
     }
 }
@@ -253,62 +215,6 @@ fn a_reservation_that_expired_is_settled_without_an_error_and_creates_nothing() 
     let reply = all(&server, &format!("{} AT {at}", RESERVE.replace(" 500", " -480")));
     assert_eq!(reply.rows.iter().map(|row| row[2]).collect::<Vec<_>>(), [1_000; 3]);
     assert_eq!(server.integer("DBSIZE"), 0);
-}
-
-#[test]
-fn giving_back_in_one_window_leaves_another_that_still_counts_and_is_not_hindered_by_it() {
-    for command in ["RL.FIXED", "RL.SLIDING"] {
-        for by_all in [false, true] {
-            let server = Server::with_clock_at(NOW, &[]);
-            let replica = Server::replica_of(&server, &[]);
-            let give = |limit: i64, window: &str, units: i64| match command.strip_prefix("RL.") {
-                Some(algorithm) if by_all => {
-                    server.value(&format!("RL.ALL k {algorithm} {limit} {window} -{units}"))
-                }
-                _ => server.value(&format!("{command} k {limit} {window} COST -{units}")),
-            };
-            // One window is ahead of the clock.
-            server.value(&format!("{command} k 9 1s AT {}", NOW + 5 * MINUTE));
-            server.value(&format!("{command} k 9 1m COST 9"));
-            give(9, "1m", 2);
-            assert_eq!(server.figures(&format!("{command} k 9 1m COST 2"))[..3], [0, 9, 0]);
-            give(9, "1s", 1);
-            assert_eq!(server.figures(&format!("{command} k 9 1m"))[..3], [1, 9, 0]);
-            replica.wait_to_catch_up(&server);
-            assert_eq!(replica.digest(), server.digest());
-        }
-    }
-}
-
-#[test]
-fn a_reservation_in_a_key_with_another_window_ahead_is_settled_with_the_at_of_the_reply() {
-    for algorithm in ["FIXED", "SLIDING"] {
-        let server = Server::with_clock_at(NOW, &[]);
-        server.value(&format!("RL.{algorithm} k 18 1s AT {}", NOW + 5 * MINUTE));
-        let reply = all(&server, &format!("RL.ALL k {algorithm} 15 1m 7"));
-        let settled = all(&server, &format!("RL.ALL k {algorithm} 15 1m -5 AT {}", reply.at));
-        assert_eq!(settled.rows[0][2], 13, "{algorithm}");
-    }
-}
-
-#[test]
-fn giving_back_as_of_a_later_window_moves_no_key_and_forgives_nobody_elses_units() {
-    let server = Hosts::start();
-    let next = NOW + MINUTE;
-    for by_all in [false, true] {
-        for (name, before, after) in [("RL.FIXED", 5, 5), ("RL.SLIDING", 50, 49), ("RL.LOG", 95, 94)] {
-            server.value(&format!("{name} {name} 1000 1m COST 90 AT {NOW}"));
-            server.value(&format!("{name} {name} 1000 1m COST 5 AT {}", next - 1));
-            assert_eq!(used(&server, name, next - 1), before, "{name}");
-            server.value(&settle(by_all, name, -1, next + 40_000));
-            assert_eq!(
-                used(&server, name, next - 1),
-                after,
-                "{name}: one unit less, in the window it was in"
-            );
-            server.value(&format!("DEL {name}"));
-        }
-    }
 }
 
 #[test]

@@ -7,11 +7,6 @@ use harness::{COMMANDS, Launch, Server, command, module};
 use redis::Value;
 use redis_rl_core::limiter::Algorithm;
 
-/// The commands on one key, and whether they write.
-fn all_commands() -> impl Iterator<Item = (&'static str, bool)> {
-    COMMANDS.map(|name| (name, true)).into_iter().chain([("RL.PEEK", false), ("RL.INFO", false)])
-}
-
 fn texts(value: &Value) -> Vec<String> {
     redis::from_redis_value_ref(value).expect("texts")
 }
@@ -29,28 +24,6 @@ fn the_module_and_its_type_have_their_documented_names() {
         server.value(&format!("{name} k 5 10s AT 0"));
         assert_eq!(server.value("TYPE k"), Value::SimpleString("ratelimit".into()));
         server.value("DEL k");
-    }
-}
-
-#[test]
-fn each_command_declares_its_flags_and_its_key() {
-    let server = Server::start();
-    for (name, writes) in all_commands() {
-        let Value::Array(infos) = server.value(&format!("COMMAND INFO {name}")) else { panic!("no infos") };
-        let Value::Array(info) = &infos[0] else { panic!("{name} is unknown") };
-        assert_eq!(info[1], Value::Int(if name == "RL.INFO" { 2 } else { -4 }), "{name}");
-        let flags = texts(&info[2]);
-        let expected: &[&str] = if writes { &["write", "denyoom", "fast"] } else { &["readonly", "fast"] };
-        assert!(expected.iter().all(|flag| flags.iter().any(|f| f == flag)), "{name}: {flags:?}");
-        assert_eq!(
-            info[3..6],
-            [Value::Int(1), Value::Int(1), Value::Int(1)],
-            "{name}: one key, the first argument"
-        );
-        let keys = server
-            .value(&format!("COMMAND GETKEYS {name} key 1 10s").replace("RL.INFO key 1 10s", "RL.INFO key"));
-        assert_eq!(texts(&keys), ["key"]);
-        assert_eq!(texts(&info[7]), ["nondeterministic_output"], "{name}: its reply depends on the time");
     }
 }
 
@@ -82,16 +55,32 @@ fn the_package_for_redis_software_lists_the_commands_as_the_server_knows_them() 
 }
 
 #[test]
-fn each_command_has_command_docs() {
+fn each_command_is_described_and_says_whether_its_reply_depends_on_the_time() {
     let server = Server::start();
-    for (name, writes) in all_commands() {
+    const ALGORITHM: &[&str] = &["limit", "window", "COST", "oneof", "FORCE", "PARTIAL", "AT"];
+    let others: [(&str, &[&str]); 5] = [
+        ("RL.ALL", &["algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"]),
+        ("RL.PEEK", &["limit", "window", "COST", "AT"]),
+        ("RL.INFO", &[]),
+        ("RL.LOAD", &["payload", "Not for applications"]),
+        ("RL.APPLY", &["effect", "multiple", "not for applications"]),
+    ];
+    for (name, parts) in COMMANDS.map(|name| (name, ALGORITHM)).into_iter().chain(others) {
         let docs = format!("{:?}", server.value(&format!("COMMAND DOCS {name}")));
-        for field in ["summary", "since", "group", "complexity", "arguments"] {
-            assert!(docs.contains(field), "{name} has no {field}");
+        for part in ["summary", "since", "group", "complexity", "arguments"].iter().chain(parts) {
+            assert!(docs.contains(part), "no {part} in {docs}");
         }
-        assert_eq!(docs.contains("FORCE"), writes, "{name}");
-        assert_eq!(docs.contains("PARTIAL") && docs.contains("oneof"), writes, "{name}");
-        assert_eq!(docs.contains("window"), name != "RL.INFO", "{name}");
+        for option in ["COST", "FORCE", "PARTIAL", "AT"] {
+            let token = format!("'\"{option}\"'");
+            assert_eq!(docs.contains(&token), parts.contains(&option), "{name} {option}: {docs}");
+        }
+        let info = server.value(&format!("COMMAND INFO {name}"));
+        let tips = &info.as_sequence().and_then(|infos| infos[0].as_sequence()).expect("a command")[7];
+        let expected: &[&str] = match name {
+            "RL.LOAD" | "RL.APPLY" => &[],
+            _ => &["nondeterministic_output"],
+        };
+        assert_eq!(texts(tips), expected, "{name}");
     }
 }
 
@@ -104,7 +93,7 @@ fn commands_belong_to_an_acl_category_where_modules_can_have_one() {
         return;
     }
     // Not by ACL CAT ratelimit: Valkey 8.0 leaves commands of modules out of its reply.
-    for (name, _) in all_commands() {
+    for name in COMMANDS.into_iter().chain(["RL.PEEK", "RL.INFO"]) {
         let infos = format!("{:?}", server.value(&format!("COMMAND INFO {name}")));
         assert!(infos.contains("@ratelimit"), "{name}: {infos}");
     }
@@ -149,23 +138,6 @@ fn acl_rules_distinguish_reading_from_writing() {
 }
 
 #[test]
-fn a_module_with_a_type_cannot_be_unloaded() {
-    let server = Server::start();
-    server.value("RL.FIXED k 5 10s AT 0");
-    assert!(server.error("MODULE UNLOAD rl").contains("data type"));
-    assert_eq!(server.figures("RL.PEEK k 5 10s AT 0")[2], 4);
-}
-
-#[test]
-fn the_module_can_be_loaded_at_runtime_and_only_once() {
-    let server = Server::without_module();
-    server.value(&format!("MODULE LOAD {}", module().display()));
-    assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
-    assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
-    assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
-}
-
-#[test]
 fn a_load_that_fails_leaves_a_working_server() {
     let launch = Launch::server().expect("a folder");
     let file = launch.folder().join("renamed.conf");
@@ -183,7 +155,7 @@ fn a_load_that_fails_leaves_a_working_server() {
 }
 
 #[test]
-fn the_module_refuses_arguments_and_the_log_says_that_it_takes_none() {
+fn the_module_can_be_loaded_at_runtime_once_and_without_arguments() {
     let server = Server::without_module();
     for (loads, arguments) in ["foo", "maxkeys 5"].into_iter().enumerate() {
         server.error(&format!("MODULE LOAD {} {arguments}", module().display()));
@@ -193,10 +165,21 @@ fn the_module_refuses_arguments_and_the_log_says_that_it_takes_none() {
     }
     server.value(&format!("MODULE LOAD {}", module().display()));
     assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 4);
+    assert!(server.call(&format!("MODULE LOAD {}", module().display())).is_err());
+    assert_eq!(server.figures("RL.FIXED k 5 10s AT 0")[2], 3);
 }
 
-/// Lines of RL.ALL, and the keys that the server finds in them.
-const KEYS_OF_ALL: [(&str, &[&str]); 9] = [
+/// Commands, and the keys that the server finds in them.
+const KEYS: [(&str, &[&str]); 18] = [
+    ("RL.FIXED a 1 10s", &["a"]),
+    ("RL.SLIDING a 1 10s", &["a"]),
+    ("RL.LOG a 1 10s", &["a"]),
+    ("RL.BUCKET a 1 10s", &["a"]),
+    ("RL.PEEK a 1 10s", &["a"]),
+    ("RL.INFO a", &["a"]),
+    ("RL.LOAD a payload", &["a"]),
+    ("RL.APPLY a F:5/1s", &["a"]),
+    ("RL.APPLY a F:5/1s b DEL c x", &["a", "b", "c"]),
     ("RL.ALL a FIXED 5 10s 1", &["a"]),
     ("RL.ALL a FIXED 5 10s 1 FORCE", &["a"]),
     ("RL.ALL a FIXED 5 10s 1 AT 5", &["a"]),
@@ -210,64 +193,23 @@ const KEYS_OF_ALL: [(&str, &[&str]); 9] = [
 ];
 
 #[test]
-fn rl_all_declares_every_key_of_its_rows_with_and_without_options() {
+fn the_server_finds_every_key_of_a_command_and_what_it_does_to_it() {
     let server = Server::start();
-    let Value::Array(infos) = server.value("COMMAND INFO RL.ALL") else { panic!("no infos") };
-    let Value::Array(info) = &infos[0] else { panic!("RL.ALL is unknown") };
-    assert_eq!(info[1], Value::Int(-6));
-    let flags = texts(&info[2]);
-    assert!(["write", "denyoom"].iter().all(|flag| flags.iter().any(|f| f == flag)), "{flags:?}");
-    assert!(!flags.contains(&"fast".to_owned()), "its time grows with its rows");
-    assert_eq!(info[3..6], [Value::Int(1), Value::Int(-5), Value::Int(5)]);
-    for (line, keys) in KEYS_OF_ALL {
+    for (line, keys) in KEYS {
         assert_eq!(texts(&server.value(&format!("COMMAND GETKEYS {line}"))), keys, "{line}");
         let with_flags = server.value(&format!("COMMAND GETKEYSANDFLAGS {line}"));
-        let with_flags = with_flags.as_sequence().expect("keys").iter().map(|pair| {
-            let [key, flags] = pair.as_sequence().expect("a pair") else { panic!("{pair:?}") };
-            let key: String = redis::from_redis_value_ref(key).expect("a key");
-            (key, texts(flags))
-        });
-        let expected = |key: &&str| (key.to_string(), ["RW", "access", "update"].map(str::to_owned).to_vec());
-        assert_eq!(with_flags.collect::<Vec<_>>(), keys.iter().map(expected).collect::<Vec<_>>(), "{line}");
+        let with_flags: Vec<(String, Vec<String>)> = redis::from_redis_value(with_flags).expect("keys");
+        let flags: &[&str] = match line.split(' ').next() {
+            Some("RL.PEEK" | "RL.INFO") => &["RO", "access"],
+            Some("RL.LOAD") => &["OW", "insert"],
+            _ => &["RW", "access", "update"],
+        };
+        assert!(with_flags.iter().map(|pair| &*pair.0).eq(keys.iter().copied()), "{line}: {with_flags:?}");
+        assert!(with_flags.iter().all(|pair| pair.1 == flags), "{line}: {with_flags:?}");
     }
     for line in ["RL.ALL", "RL.ALL a", "RL.ALL a FIXED 5 10s"] {
         server.error(&format!("COMMAND GETKEYS {line}"));
     }
-    let docs = format!("{:?}", server.value("COMMAND DOCS RL.ALL"));
-    for part in
-        ["summary", "since", "complexity", "algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"]
-    {
-        assert!(docs.contains(part), "no {part} in {docs}");
-    }
-    assert!(!docs.contains("COST"), "the cost is in the rows: {docs}");
-}
-
-#[test]
-fn rl_apply_declares_every_key_and_is_not_refused_for_lack_of_memory() {
-    let server = Server::start();
-    let Value::Array(infos) = server.value("COMMAND INFO RL.APPLY") else { panic!("no infos") };
-    let Value::Array(info) = &infos[0] else { panic!("RL.APPLY is unknown") };
-    assert_eq!(info[1], Value::Int(-3));
-    let flags = texts(&info[2]);
-    assert!(flags.contains(&"write".to_owned()) && !flags.contains(&"denyoom".to_owned()), "{flags:?}");
-    assert_eq!(info[3..6], [Value::Int(1), Value::Int(-1), Value::Int(2)]);
-    for (line, keys) in [
-        ("RL.APPLY a F:5/1s", &["a"][..]),
-        ("RL.APPLY a F:5/1s b DEL", &["a", "b"]),
-        ("RL.APPLY a F:5/1s b DEL c x", &["a", "b", "c"]),
-    ] {
-        assert_eq!(texts(&server.value(&format!("COMMAND GETKEYS {line}"))), keys, "{line}");
-    }
-    let docs = format!("{:?}", server.value("COMMAND DOCS RL.APPLY"));
-    for part in ["summary", "1.0.0", "complexity", "effect", "multiple"] {
-        assert!(docs.contains(part), "no {part} in {docs}");
-    }
-    server.value("ACL SETUSER copier reset on nopass +@all ~mine:*");
-    let mut connection = server.connect();
-    command("AUTH copier any").exec(&mut connection).expect("AUTH");
-    command("RL.APPLY mine:a F:5/3650d mine:b F:5/3650d").exec(&mut connection).expect("OK");
-    let error = command("RL.APPLY mine:a F:5/3650d b F:5/3650d").exec(&mut connection).expect_err("an error");
-    assert_eq!(error.code(), Some("NOPERM"));
 }
 
 #[test]
@@ -299,10 +241,9 @@ fn rules_on_keys_hold_for_every_key_of_rl_all() {
                 assert!(dry_run.contains(denied), "{rule}: {line}: {dry_run}");
             }
         }
-        // In lines that are not valid, words are keys only where rows would have them.
-        command("RL.ALL mine:a LOG 5 10s 1 others:a LOG 5 10s")
-            .exec(&mut connection)
-            .expect_err("four words");
+        let apply = format!("RL.APPLY mine:a F:5/3650d {denied} F:5/3650d");
+        let error = command(&apply).exec(&mut connection).expect_err(&apply);
+        assert_eq!(error.code(), Some("NOPERM"), "{rule}: {error}");
         assert_eq!(server.integer("EXISTS others:a seen:a told:a"), 0);
     }
 }

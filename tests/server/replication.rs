@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::{
-    APPEND_ONLY, COMMANDS, PATIENCE, ReplicationStream, Server, command, commands_in_aof, pipeline, wait_for,
-    without_expiry,
-};
-use redis::{PushKind, Value};
-
+use crate::helpers::expiries::restore;
 use crate::helpers::requests::{effect, letter};
 use crate::helpers::traffic::{LATER, NOW, Traffic, assert_same, send};
+use harness::{
+    APPEND_ONLY, COMMANDS, PATIENCE, ReplicationStream, Server, command, commands_in_aof, newest_part,
+    pipeline, wait_for, without_expiry,
+};
 
 /// Commands in order, and what each sends to replicas. X stands for an algorithm, A for its letter, Y for another one.
 const SENT: &[(&str, &str)] = &[
@@ -140,19 +138,14 @@ fn a_request_that_counts_nothing_replicates_and_writes_nothing() {
 
 #[test]
 fn without_at_the_servers_time_of_the_request_is_replicated() {
-    let server = Server::start();
+    let server = master(&[]);
     let mut stream = ReplicationStream::of(&server);
     for name in COMMANDS {
-        for (cost, units) in [("", ""), (" COST 3", "3"), (" COST -2", "-2")] {
-            let earliest = server.clock_ms();
-            server.value(&format!("{name} {name} 5 3650d{cost}"));
-            let latest = server.clock_ms();
-            let sent = without_expiry(&stream.commands(&server));
-            let [sent] = sent.as_slice() else { panic!("{sent:?} is not one command") };
-            let at = sent.strip_prefix(&format!("RL.APPLY {name} {}{units}:", letter(name)));
-            let at = at.and_then(|at| at.strip_suffix("/3650d")).expect("its window");
-            let at = at.strip_suffix("/5").unwrap_or(at);
-            assert!((earliest..=latest).contains(&at.parse().expect("a time")), "{sent}");
+        for units in ["", "3", "-2"] {
+            let cost = if units.is_empty() { "1" } else { units };
+            server.value(&format!("{name} {name} 5 3650d COST {cost}"));
+            let told = effect(name, 5, &format!("{units}:{NOW}/3650d"));
+            assert_eq!(without_expiry(&stream.commands(&server)), [format!("RL.APPLY {name} {told}")]);
         }
     }
 }
@@ -183,42 +176,51 @@ fn a_request_to_a_saturated_count_replicates_nothing() {
 }
 
 #[test]
-fn transactions_and_scripts_replicate_what_their_commands_count() {
+fn transactions_scripts_and_functions_send_what_their_commands_count_in_one_transaction() {
     let server = Server::with(&APPEND_ONLY);
-    let mut stream = ReplicationStream::of(&server);
+    let (mut stream, mut connection) = (ReplicationStream::of(&server), server.connect());
     let mut all = Vec::new();
     for name in COMMANDS {
-        let calls = [
-            format!("{name} {name} 5 10s COST 4 AT 15000"),
-            format!("{name} {name} 5 10s COST 4 AT 15000"),
-            format!("RL.PEEK {name} 5 10s AT 15000"),
-            format!("{name} {name} 5 10s COST 1 AT 15000"),
-            format!("{name} {name} 5 10s COST -2 AT 15000"),
+        let kind = &name[3..];
+        let limited = [
+            format!("{name} a 5 10s COST 4 AT 15000"),
+            "RL.PEEK a 5 10s AT 15000".to_owned(),
+            format!("RL.ALL a {kind} 1 10s 1 b {kind} 5 10s 2 AT 15000"),
         ];
-        let effect = |told| format!("RL.APPLY {name} {}", effect(name, 5, told));
+        let counted = [
+            format!("{name} a 5 10s COST 1 AT 15000"),
+            format!("{name} a 5 10s COST -2 AT 15000"),
+            format!("RL.ALL a {kind} 5 10s 1 b {kind} 5 10s 2 AT 15000"),
+        ];
+        let calls = [&limited[..1], &limited, &counted, &limited[2..]].concat();
+        let effect = |told| effect(name, 5, told);
         let sent = [
             "MULTI".to_owned(),
-            effect("4:15000/10s"),
-            effect(":15000/10s"),
-            effect("-2:15000/10s"),
+            format!("RL.APPLY a {}", effect("4:15000/10s")),
+            format!("RL.APPLY a {}", effect(":15000/10s")),
+            format!("RL.APPLY a {}", effect("-2:15000/10s")),
+            format!("RL.APPLY a {} b {}", effect(":15000/10s"), effect("2:15000/10s")),
             "EXEC".to_owned(),
         ];
-        pipeline(&calls).atomic().exec(&mut server.connect()).expect("EXEC");
-        let commands = stream.commands(&server);
-        assert_eq!(without_expiry(&commands), sent);
-        all.extend(commands);
-
-        server.value(&format!("DEL {name}"));
-        all.extend(stream.commands(&server));
         let script: String =
             calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
-        command("EVAL").arg(script).arg(0).exec(&mut server.connect()).expect("EVAL");
-        let commands = stream.commands(&server);
-        assert_eq!(without_expiry(&commands), sent);
-        all.extend(commands);
-
+        let library = format!("#!lua name=calls\nredis.register_function('calls', function() {script} end)");
+        command("FUNCTION LOAD REPLACE").arg(library).exec(&mut connection).expect("FUNCTION LOAD");
+        let (mut transaction, mut eval, mut function) = (pipeline(&calls), redis::pipe(), redis::pipe());
+        transaction.atomic();
+        eval.cmd("EVAL").arg(script).arg(0);
+        function.cmd("FCALL").arg("calls").arg(0);
+        for way in [transaction, eval, function] {
+            all.extend(stream.commands(&server));
+            way.exec(&mut connection).expect("all are called");
+            let commands = stream.commands(&server);
+            assert_eq!(without_expiry(&commands), sent);
+            all.extend(commands);
+            server.value("DEL a b");
+        }
+        all.extend(stream.commands(&server));
         // A transaction of limited requests sends nothing.
-        pipeline(&calls[1..3]).atomic().exec(&mut server.connect()).expect("EXEC");
+        pipeline(["RL.LOG none 0 10s", "RL.PEEK none 5 10s"]).atomic().exec(&mut connection).expect("EXEC");
         assert_eq!(stream.commands(&server), [""; 0]);
     }
     assert_eq!(commands_in_aof(&server), all);
@@ -294,50 +296,11 @@ fn without_at_rl_all_replicates_its_one_time() {
 }
 
 #[test]
-fn in_transactions_and_scripts_rl_all_replicates_within_their_one_transaction() {
-    let server = Server::with(&APPEND_ONLY);
-    let mut stream = ReplicationStream::of(&server);
-    let calls = [
-        "RL.ALL a FIXED 9 10s 1 b LOG 9 10s 2 AT 15000",
-        "RL.ALL a FIXED 1 10s 1 b LOG 9 10s 2 AT 15000",
-        "RL.LOG b 9 10s AT 15000",
-        "RL.ALL a FIXED 9 10s 1 c SLIDING 9 10s 1 AT 15000",
-    ];
-    let sent = [
-        "MULTI",
-        "RL.APPLY a F:15000/10s b L2:15000/10s",
-        "RL.APPLY b L:15000/10s",
-        "RL.APPLY a F:15000/10s c S:15000/10s",
-        "EXEC",
-    ];
-    pipeline(calls).atomic().exec(&mut server.connect()).expect("EXEC");
-    let mut all = stream.commands(&server);
-    assert_eq!(without_expiry(&all), sent);
-    server.value("DEL a b c");
-    all.extend(stream.commands(&server));
-    let script: String =
-        calls.iter().map(|call| format!("redis.call('{}')\n", call.replace(' ', "','"))).collect();
-    let mut eval = command("EVAL");
-    eval.arg(script).arg(3).arg(&["a", "b", "c"]).exec(&mut server.connect()).expect("EVAL");
-    let commands = stream.commands(&server);
-    assert_eq!(without_expiry(&commands), sent);
-    all.extend(commands);
-    assert_eq!(commands_in_aof(&server), all);
-}
-
-/// The part of the append-only file that is written to.
-fn newest_part(folder: &Path) -> PathBuf {
-    let parts = fs::read_dir(folder.join("appendonlydir")).expect("an append-only folder");
-    let mut parts = parts.map(|part| part.expect("an entry").path());
-    parts.find(|part| part.to_string_lossy().ends_with(".incr.aof")).expect("a part")
-}
-
-#[test]
 fn an_append_only_file_cut_at_any_byte_never_holds_half_of_rl_all_not_even_after_a_second_crash() {
     const CALL: &str = "RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c SLIDING 9 1h 1 c SLIDING 20 1d 1";
     let mut server = master(&[&APPEND_ONLY[..], &[("aof-load-truncated", "yes")]].concat());
     let mut digests = vec![server.digest()];
-    for _ in 0..4 {
+    for _ in 0..3 {
         server.value(CALL);
         digests.push(server.digest());
     }
@@ -345,19 +308,15 @@ fn an_append_only_file_cut_at_any_byte_never_holds_half_of_rl_all_not_even_after
     let whole = fs::read(newest_part(server.folder())).expect("the file");
     let begins: Vec<usize> =
         (0..whole.len()).filter(|at| whole[*at..].starts_with(b"*7\r\n$8\r\nRL.APPLY")).collect();
-    let [_, second, third, fourth] = begins[..] else { panic!("{begins:?} are not four commands") };
-    for end in second..=fourth {
+    let [_, second, third] = begins[..] else { panic!("{begins:?} are not three commands") };
+    for end in second..=third {
         fs::write(newest_part(server.folder()), &whole[..end]).expect("a file to write to");
         server.relaunch();
-        let loaded = 1 + usize::from(end >= third) + usize::from(end >= fourth);
-        assert_eq!(server.digest(), digests[loaded], "{end} of {second} to {fourth} bytes");
+        let loaded = 1 + usize::from(end == third);
+        assert_eq!(server.digest(), digests[loaded], "{end} of {second} to {third} bytes");
         server.value(CALL);
         server.crash_and_restart();
-        assert_eq!(
-            server.digest(),
-            digests[loaded + 1],
-            "{end} of {second} to {fourth} bytes, after a crash"
-        );
+        assert_eq!(server.digest(), digests[loaded + 1], "{end} of {second} to {third} bytes, after a crash");
         server.kill();
     }
 }
@@ -451,47 +410,6 @@ fn each_refusing_key_publishes_one_event_and_replicas_publish_and_decide_nothing
     }
 }
 
-#[test]
-fn only_the_keys_that_rl_all_changes_fail_a_watch_and_leave_client_caches() {
-    let server = Server::start();
-    server.value("RL.ALL a FIXED 9 1h 5 b LOG 9 1h 5 c SLIDING 9 1h 5 AT 0");
-    let (sender, invalidations) = std::sync::mpsc::channel();
-    let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
-    let mut cache = redis::Client::open(url).expect("a URL").get_connection().expect("the server answers");
-    cache.set_push_sender(sender);
-    command("CLIENT TRACKING ON").exec(&mut cache).expect("CLIENT TRACKING");
-    for (call, changed) in [
-        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 0 c SLIDING 9 1h 1", "ac"),
-        ("RL.ALL a FIXED 9 1h 9 b LOG 9 1h 1 c SLIDING 9 1h 1", ""),
-        ("RL.ALL a FIXED 9 1h 9 b LOG 9 1h 0 c SLIDING 9 1h 1 FORCE", "ac"),
-        ("RL.ALL a FIXED 9 1h -1 b LOG 9 1h -1 c SLIDING 9 1h 0", "ab"),
-        ("RL.ALL a FIXED 9 1h 0 b LOG 9 1h 0 c SLIDING 9 1h 0", ""),
-        ("RL.ALL a FIXED 9 1h 1 b LOG 9 1h 1 c FIXED 9 1h 1 FORCE", ""),
-    ] {
-        let mut watchers = ["a", "b", "c"].map(|key| {
-            command(&format!("RL.PEEK {key} 9 1h AT 0")).exec(&mut cache).expect("figures");
-            let mut watcher = server.connect();
-            command(&format!("WATCH {key}")).exec(&mut watcher).expect("WATCH");
-            (key, watcher)
-        });
-        let _ = server.call(&format!("{call} AT 0"));
-        let failed = watchers.iter_mut().filter_map(|(key, watcher)| {
-            command("MULTI").exec(watcher).expect("MULTI");
-            command("PING").exec(watcher).expect("PING");
-            let outcome: Value = command("EXEC").query(watcher).expect("EXEC");
-            (outcome == Value::Nil).then_some(*key)
-        });
-        assert_eq!(failed.collect::<String>(), changed, "{call}: watched");
-        command("PING").exec(&mut cache).expect("PING");
-        let invalidated = invalidations.try_iter().filter(|push| push.kind == PushKind::Invalidate);
-        let mut invalidated: Vec<String> = invalidated
-            .flat_map(|push| redis::from_redis_value::<Vec<String>>(push.data[0].clone()).expect("keys"))
-            .collect();
-        invalidated.sort();
-        assert_eq!(invalidated.concat(), changed, "{call}: cached");
-    }
-}
-
 /// A master with a clock that stands still, so that nothing expires during a comparison.
 fn master(settings: &[(&str, &str)]) -> Server {
     Server::with_clock_at(NOW, settings)
@@ -515,17 +433,6 @@ fn replicas_and_their_replicas_hold_what_the_master_holds() {
         .exec(&mut connection)
         .expect("counted");
     wait_for("the key", || replicas_replica.digest() == master.digest());
-}
-
-#[test]
-fn the_append_only_file_gets_the_commands_that_replicas_get() {
-    let mut server = master(&APPEND_ONLY);
-    let mut stream = ReplicationStream::of(&server);
-    send(&mut server.connect(), &Traffic::of(6).lines(3_000));
-    let digest = server.digest();
-    assert_eq!(commands_in_aof(&server), stream.commands(&server));
-    server.crash_and_restart();
-    assert_eq!(server.digest(), digest);
 }
 
 #[test]
@@ -717,22 +624,12 @@ fn counting_is_a_change_for_the_next_snapshot_even_without_replicas() {
 }
 
 #[test]
-fn a_replica_replies_to_peeks_like_its_master_and_refuses_to_count() {
+fn a_replica_refuses_to_count() {
     let master = master(&[]);
     let replica = Server::replica_of(&master, &[]);
-    let mut traffic = Traffic::of(9);
-    send(&mut master.connect(), &traffic.lines_with_at(2_000));
-    assert_same(&master, &replica);
-    let keys: Vec<String> = command("KEYS *").query(&mut master.connect()).expect("KEYS");
-    for key in &keys {
-        for (pairs, after) in [("5 10s", 0), ("9 1m COST 9", 1), ("50 1h 400 1d", 5_000), ("1 3650d", 0)] {
-            let peek = format!("RL.PEEK {key} {pairs} AT {}", traffic.now + after);
-            assert_eq!(replica.figures(&peek), master.figures(&peek), "{peek}");
-        }
-    }
     for name in COMMANDS {
-        let key = keys.iter().find(|key| key.contains(name)).expect("such a key");
-        for key in [key, "new"] {
+        master.value(&format!("{name} {name} 5 10s"));
+        for key in [name, "new"] {
             for request in ["", "COST 0", "COST -1", "FORCE"] {
                 let error = replica.error(&format!("{name} {key} 5 10s {request}"));
                 assert!(error.starts_with("READONLY "), "{error}");
@@ -760,32 +657,12 @@ fn a_promoted_replica_keeps_counting_as_its_master_would_have() {
 }
 
 #[test]
-fn the_master_deletes_an_expired_key_on_its_replica() {
-    // By DEL on every server, even where the default is UNLINK.
-    let master = Server::with(&[("lazyfree-lazy-expire", "no")]);
-    let mut stream = ReplicationStream::of(&master);
-    let replica = Server::replica_of(&master, &[]);
-    for name in COMMANDS {
-        master.value(&format!("{name} k 5 1ms"));
-        wait_for("the key to expire", || master.integer("DBSIZE") == 0);
-        wait_for("the replica's key to be deleted", || replica.integer("DBSIZE") == 0);
-        let sent = stream.commands(&master);
-        assert!(sent[0].starts_with(&format!("RL.APPLY k {}:", letter(name))), "{sent:?}");
-        assert_eq!(sent[1..], ["DEL k"]);
-    }
-}
-
-#[test]
 fn a_key_restored_without_a_time_to_live_gets_one_on_every_copy_at_once() {
     let mut master = Server::with(&APPEND_ONLY);
     let replica = Server::replica_of(&master, &[]);
-    let mut connection = master.connect();
     for name in COMMANDS {
         master.value(&format!("{name} {name} 1000000 3649d"));
-        let payload: Vec<u8> = redis::cmd("DUMP").arg(name).query(&mut connection).expect("a payload");
-        let restore =
-            redis::cmd("RESTORE").arg(name).arg(0).arg(payload).arg("REPLACE").exec(&mut connection);
-        restore.expect("RESTORE");
+        restore(&master, name, 0);
     }
     for (request, has_time_to_live) in [("1000000 3649d", false), ("1000000 3650d", true)] {
         for name in COMMANDS {

@@ -7,7 +7,6 @@ mod checked;
 mod naive;
 
 use std::env;
-use std::fmt::{self, Display, Formatter};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,18 +35,18 @@ fn under_constant_disturbance_clients_get_what_the_limits_allow_and_no_unit_is_l
 
     // The AT of requests.
     let time = AtomicI64::new(1_000_000_000_000);
-    let (granted, disturbances, accounts) = thread::scope(|scope| {
+    let (granted, accounts) = thread::scope(|scope| {
         let (server, keys, time) = (&server, keys.as_slice(), &time);
         let client = |seed| scope.spawn(move || be_a_client(server, seed, keys, time, end));
         let clients: Vec<_> = (0..CLIENTS).map(client).collect();
         let follower = scope.spawn(|| checked::follow(&mut effects, keys, "PUBLISH soak over"));
-        let disturbances = Disturbances::until(end, server, || ());
+        disturb_until(end, server, || ());
         let granted: Granted = clients.into_iter().map(|client| client.join().expect("no surprise")).sum();
         server.value("PUBLISH soak over");
-        (granted, disturbances, follower.join().expect("all within the limits"))
+        (granted, follower.join().expect("all within the limits"))
     });
 
-    println!("{granted}; {disturbances}; {}", Statistics(&server));
+    println!("{} requests, {} units granted", granted.requests, granted.units.iter().sum::<i64>());
     let taken: Vec<i64> = accounts.iter().map(|account| account.taken).collect();
     assert_eq!(granted.units, taken, "units granted to clients, and units counted");
     assert!(taken.iter().all(|units| *units > 0), "nothing was granted in one of {taken:?}");
@@ -68,7 +67,7 @@ fn a_server_that_evicts_constantly_stays_sound_and_equal_to_its_replica() {
     let mut policies = ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"].into_iter().cycle();
     let end = end();
     let time = AtomicI64::new(1_000_000_000_000);
-    let (granted, disturbances) = thread::scope(|scope| {
+    let granted: Granted = thread::scope(|scope| {
         let (server, time) = (&server, &time);
         let client = |seed| scope.spawn(move || be_a_client(server, seed, &[], time, end));
         let clients: Vec<_> = (100..100 + CLIENTS).map(client).collect();
@@ -76,11 +75,11 @@ fn a_server_that_evicts_constantly_stays_sound_and_equal_to_its_replica() {
             let policy = policies.next().expect("one after the other");
             server.value(&format!("CONFIG SET maxmemory-policy {policy}"));
         };
-        let disturbances = Disturbances::until(end, server, change_policy);
-        (clients.into_iter().map(|client| client.join().expect("no surprise")).sum::<Granted>(), disturbances)
+        disturb_until(end, server, change_policy);
+        clients.into_iter().map(|client| client.join().expect("no surprise")).sum()
     });
 
-    println!("{granted}; {disturbances}; {}", Statistics(&server));
+    println!("{} requests, {} keys evicted", granted.requests, server.info("evicted_keys"));
     assert_ne!(server.info("evicted_keys"), "0");
     server.value("CONFIG SET maxmemory 0");
     server.value("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -117,17 +116,6 @@ impl std::iter::Sum for Granted {
             units: a.units.iter().zip(b.units).map(|(a, b)| a + b).collect(),
         };
         all.reduce(add).unwrap_or_default()
-    }
-}
-
-impl Display for Granted {
-    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
-        write!(f, "{} requests", self.requests)?;
-        if !self.units.is_empty() {
-            let units: i64 = self.units.iter().sum();
-            write!(f, ", {units} units granted and checked in {} keys", self.units.len())?;
-        }
-        Ok(())
     }
 }
 
@@ -185,26 +173,18 @@ fn to_checked_key(keys: &[Key], random: &mut Random, time: &AtomicI64) -> Reques
     let Key { name, command: take, pairs, with_at, .. } = &keys[index];
     let cost = random.of(&[1, 1, 1, 1, 2, 3, 0, -1, -4]);
     let at = if *with_at { later(random, time) } else { String::new() };
-    match random.below(20) {
-        0 => {
-            let line = format!("RL.PEEK {name} {pairs} COST {cost} {at}");
-            Request { command: command(&line), checked: vec![(index, 0)] }
-        }
+    let (command, counted) = match random.below(20) {
+        0 => (command(&format!("RL.PEEK {name} {pairs} COST {cost} {at}")), 0),
         1 => {
             let mut eval = redis::cmd("EVAL");
             eval.arg("return redis.call(unpack(ARGV))").arg(0).arg(take).arg(name);
             eval.arg(format!("{pairs} COST {cost} {at}").split_whitespace().collect::<Vec<_>>());
-            Request { command: eval, checked: vec![(index, cost)] }
+            (eval, cost)
         }
-        2..5 => {
-            let line = format!("{take} {name} {pairs} COST {} PARTIAL {at}", 3 * cost);
-            Request { command: command(&line), checked: vec![(index, 3 * cost)] }
-        }
-        _ => {
-            let line = format!("{take} {name} {pairs} COST {cost} {at}");
-            Request { command: command(&line), checked: vec![(index, cost)] }
-        }
-    }
+        2..5 => (command(&format!("{take} {name} {pairs} COST {} PARTIAL {at}", 3 * cost)), 3 * cost),
+        _ => (command(&format!("{take} {name} {pairs} COST {cost} {at}")), cost),
+    };
+    Request { command, checked: vec![(index, counted)] }
 }
 
 /// A request of RL.ALL to some checked keys, all with AT or all without.
@@ -296,57 +276,28 @@ fn assert_expected(reply: &Value) {
     }
 }
 
-/// The disturbances that a server goes through during the test.
-#[derive(Default)]
-struct Disturbances {
-    snapshots: usize,
-    replicas_lost: usize,
-}
-
-impl Disturbances {
-    /// Runs one disturbance after the other, each at least once, and `each_time` in between.
-    fn until(end: Instant, server: &Server, mut each_time: impl FnMut()) -> Disturbances {
-        let mut disturbances = Disturbances::default();
-        loop {
-            each_time();
-            // A snapshot or rewrite may have to wait for another, or for a replica's snapshot.
-            let _ = server.call("BGSAVE SCHEDULE");
-            let _ = server.call("BGREWRITEAOF");
-            // Lost before it is in sync.
-            let unlucky = Server::with(&[]);
-            unlucky.value(&format!("REPLICAOF 127.0.0.1 {}", server.port()));
-            drop(unlucky);
-            // Lost after it was disconnected and came back.
-            let replica = Server::replica_of(server, &[]);
-            replica.value("REPLICAOF NO ONE");
-            replica.follow(server);
-            drop(replica);
-            disturbances.replicas_lost += 2;
-            let children = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
-            wait_for("snapshot and rewrite", || children.iter().all(|field| server.info(field) == "0"));
-            assert_eq!(server.info("rdb_last_bgsave_status"), "ok");
-            assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
-            disturbances.snapshots += 1;
-            if Instant::now() >= end {
-                return disturbances;
-            }
+/// Disturbs a server in one way after the other, each at least once, with `each_time` in between.
+fn disturb_until(end: Instant, server: &Server, mut each_time: impl FnMut()) {
+    loop {
+        each_time();
+        // A snapshot or rewrite may have to wait for another, or for a replica's snapshot.
+        let _ = server.call("BGSAVE SCHEDULE");
+        let _ = server.call("BGREWRITEAOF");
+        // Lost before it is in sync.
+        let unlucky = Server::with(&[]);
+        unlucky.value(&format!("REPLICAOF 127.0.0.1 {}", server.port()));
+        drop(unlucky);
+        // Lost after it was disconnected and came back.
+        let replica = Server::replica_of(server, &[]);
+        replica.value("REPLICAOF NO ONE");
+        replica.follow(server);
+        drop(replica);
+        let children = ["rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled"];
+        wait_for("snapshot and rewrite", || children.iter().all(|field| server.info(field) == "0"));
+        assert_eq!(server.info("rdb_last_bgsave_status"), "ok");
+        assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
+        if Instant::now() >= end {
+            return;
         }
-    }
-}
-
-impl Display for Disturbances {
-    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
-        write!(f, "{} snapshots and rewrites, {} replicas lost", self.snapshots, self.replicas_lost)
-    }
-}
-
-/// The server's statistics, for the log of the test.
-struct Statistics<'a>(&'a Server);
-
-impl Display for Statistics<'_> {
-    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
-        let fields = ["expired_keys", "evicted_keys", "total_forks", "used_memory_peak_human"];
-        let [expired, evicted, forks, peak] = fields.map(|field| self.0.info(field));
-        write!(f, "{expired} keys expired, {evicted} evicted, {forks} forks, {peak} at most")
     }
 }

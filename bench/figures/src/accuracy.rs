@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 use redis::Connection;
 
-use super::traffic::{self, LIMITERS, Request};
-use super::{Canvas, INK, text};
+use super::traffic::{self, Request};
+use super::{Canvas, INK, text, through_each};
 
 const LIMIT: u64 = 100;
 const WINDOW_MS: u64 = 10_000;
@@ -27,19 +27,9 @@ fn times() -> Vec<u64> {
 }
 
 pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
-    let times = times();
     let title =
         "Requests allowed within the last 10 s, under the same bursts; the line is the limit, 100 in 10 s";
-    canvas.draw(&Text::new(title, (20, 12), text(17)))?;
-    let (_, panels) = canvas.split_vertically(40);
-    for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((LIMITERS.len(), 1))) {
-        let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times)?;
-        let most = traffic::most_within(&requests, WINDOW_MS);
-        let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);
-        panel.draw(&Text::new(caption, (60, 4), text(15).color(&limiter.color)))?;
-        draw_panel(&panel, &requests, limiter.color)?;
-    }
-    Ok(())
+    through_each(canvas, connection, (title, LIMIT, WINDOW_MS), &times(), draw_panel)
 }
 
 fn draw_panel(panel: &Canvas, requests: &[Request], color: RGBColor) -> Result<()> {

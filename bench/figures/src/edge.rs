@@ -5,8 +5,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use redis::Connection;
 
-use super::traffic::{self, LIMITERS, Request};
-use super::{Canvas, INK, text};
+use super::traffic::{self, Request};
+use super::{Canvas, INK, text, through_each};
 
 const LIMIT: u64 = 10;
 const WINDOW_MS: u64 = 10_000;
@@ -29,23 +29,14 @@ fn times() -> Vec<u64> {
 }
 
 pub fn draw(canvas: &Canvas, connection: &mut Connection) -> Result<()> {
-    let title = "The same traffic, a limit of 10 in 10 s: requests in each half second";
-    canvas.draw(&Text::new(title, (20, 12), text(17)))?;
     for (left, name, fill) in [(640, "allowed", 1.0), (740, "refused", PALE)] {
         for style in [INK.mix(fill).filled(), INK.stroke_width(1)] {
             canvas.draw(&Rectangle::new([(left, 11), (left + 14, 25)], style))?;
         }
         canvas.draw(&Text::new(name, (left + 22, 12), text(15)))?;
     }
-    let (_, strips) = canvas.split_vertically(40);
-    for (limiter, strip) in LIMITERS.iter().zip(strips.split_evenly((LIMITERS.len(), 1))) {
-        let requests = traffic::send(connection, limiter.command, LIMIT, WINDOW_MS, &times())?;
-        let most = traffic::most_within(&requests, WINDOW_MS);
-        let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);
-        strip.draw(&Text::new(caption, (56, 4), text(15).color(&limiter.color)))?;
-        draw_columns(&strip, &requests, limiter.color)?;
-    }
-    Ok(())
+    let title = "The same traffic, a limit of 10 in 10 s: requests in each half second";
+    through_each(canvas, connection, (title, LIMIT, WINDOW_MS), &times(), draw_columns)
 }
 
 /// The opacity of refused requests, which also have an outline.

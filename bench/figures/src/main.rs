@@ -13,6 +13,9 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use harness::Server;
 use plotters::prelude::*;
+use redis::Connection;
+
+use traffic::{LIMITERS, Request};
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
@@ -41,6 +44,26 @@ fn picture(
     draw(&canvas)?;
     canvas.present()?;
     println!("{}", path.display());
+    Ok(())
+}
+
+/// A title, and below it the same traffic through each limiter, drawn by `draw_in` on a panel of its own.
+fn through_each(
+    canvas: &Canvas,
+    connection: &mut Connection,
+    (title, limit, window_ms): (&str, u64, u64),
+    times_ms: &[u64],
+    draw_in: impl Fn(&Canvas, &[Request], RGBColor) -> Result<()>,
+) -> Result<()> {
+    canvas.draw(&Text::new(title, (20, 12), text(17)))?;
+    let (_, panels) = canvas.split_vertically(40);
+    for (limiter, panel) in LIMITERS.iter().zip(panels.split_evenly((LIMITERS.len(), 1))) {
+        let requests = traffic::send(connection, limiter.command, limit, window_ms, times_ms)?;
+        let most = traffic::most_within(&requests, window_ms);
+        let caption = format!("{}: of this traffic, up to {most} within 10 s", limiter.command);
+        panel.draw(&Text::new(caption, (56, 4), text(15).color(&limiter.color)))?;
+        draw_in(&panel, &requests, limiter.color)?;
+    }
     Ok(())
 }
 

@@ -200,13 +200,10 @@ impl Memory {
                 let exists = |name: &&W| keys.get(name.as_ref(), now).is_some();
                 reply.integer(args.iter().filter(exists).count() as i64);
             }
-            (b"pttl", [name]) => {
-                let left = keys.get(name.as_ref(), now).map(|held| held.expires_at().since(now));
+            (command @ (b"pttl" | b"pexpiretime"), [name]) => {
+                let from = if command == b"pttl" { now } else { UnixMs::default() };
+                let left = keys.get(name.as_ref(), now).map(|held| held.expires_at().since(from));
                 reply.integer(left.map_or(-2, |ms| ms as i64));
-            }
-            (b"pexpiretime", [name]) => {
-                let at = keys.get(name.as_ref(), now).map(|held| held.expires_at().get());
-                reply.integer(at.map_or(-2, |ms| ms as i64));
             }
             (b"dbsize", []) => reply.integer(keys.len() as i64),
             (b"flushall", []) => {

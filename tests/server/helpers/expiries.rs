@@ -28,6 +28,15 @@ pub fn keys(server: &Server) -> Keys {
     all
 }
 
+/// Dumps a key and restores it with this time to live in milliseconds; without one if that is 0.
+#[track_caller]
+pub fn restore(server: &Server, key: &str, ttl_ms: i64) {
+    let mut connection = server.connect();
+    let payload: Vec<u8> = redis::cmd("DUMP").arg(key).query(&mut connection).expect("a payload");
+    let mut restore = redis::cmd("RESTORE");
+    restore.arg(key).arg(ttl_ms).arg(payload).arg("REPLACE").exec(&mut connection).expect("RESTORE");
+}
+
 /// When each of these keys expires.
 pub fn expiries(keys: &Keys) -> BTreeMap<(usize, String), i64> {
     keys.iter().map(|(key, (_, expires_at))| (key.clone(), *expires_at)).collect()

@@ -9,6 +9,9 @@
 //! - `nodes`: a cluster of six servers.
 //! - `payload`: takes the reply of DUMP apart.
 
+use std::fs;
+use std::path::Path;
+
 pub mod errors;
 pub mod expiries;
 pub mod histories;
@@ -17,3 +20,8 @@ pub mod nodes;
 pub mod payload;
 pub mod requests;
 pub mod traffic;
+
+/// The text of a file of this repository.
+pub fn file(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a file")
+}

@@ -1,6 +1,7 @@
 //! The commands, and the replies to RL.ALL and RL.INFO.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use harness::{COMMANDS, Figures, figures};
 use redis::Value;
@@ -10,26 +11,11 @@ use redis_rl_core::limiter::Effect;
 use super::hosts::Host;
 
 /// The algorithms, as RL.ALL names them.
-pub const ALGORITHMS: [&str; COMMANDS.len()] = {
-    let mut names = COMMANDS;
-    let mut i = 0;
-    while i < names.len() {
-        names[i] = names[i].split_at("RL.".len()).1;
-        i += 1;
-    }
-    names
-};
+pub static ALGORITHMS: LazyLock<[&str; COMMANDS.len()]> =
+    LazyLock::new(|| COMMANDS.map(|name| &name["RL.".len()..]));
 
 /// The commands that take limits and windows.
-pub const REQUESTS: [&str; COMMANDS.len() + 1] = {
-    let mut names = ["RL.PEEK"; COMMANDS.len() + 1];
-    let mut i = 0;
-    while i < COMMANDS.len() {
-        names[i] = COMMANDS[i];
-        i += 1;
-    }
-    names
-};
+pub static REQUESTS: LazyLock<Vec<&str>> = LazyLock::new(|| [&COMMANDS[..], &["RL.PEEK"]].concat());
 
 /// The letter of an algorithm in effects, by the name of its command.
 pub fn letter(command: &str) -> char {

@@ -48,9 +48,13 @@ pub fn iter(mut bytes: &[u8]) -> impl Iterator<Item = (u64, u64)> {
 
 /// Appends an entry. Returns its length.
 pub fn put(bytes: &mut Vec<u8>, since: u64, units: u64) -> usize {
-    let (start, length) = (bytes.len(), length(since, units));
-    bytes.resize(start + length, 0);
-    write(&mut bytes[start..], since, units)
+    let start = bytes.len();
+    if units != 1 {
+        bytes.push(UNITS_FOLLOW);
+        varint::put(bytes, units);
+    }
+    varint::put(bytes, since);
+    bytes.len() - start
 }
 
 /// The length of an entry in bytes.

@@ -34,20 +34,15 @@ impl Large {
         log
     }
 
-    /// Restores a log of `entries`, oldest first. `None` if there are none, or if one is empty, out of order,
-    /// older than `retention`, or exceeds [`MAX_COUNT`] with those before it.
-    pub fn restore(retention: WindowMs, entries: impl Iterator<Item = Entry>) -> Option<Large> {
-        let mut log = Large { retention: Some(retention), ..Large::default() };
-        let mut oldest = None;
-        for entry in entries {
-            let later = log.units() == 0 || entry.at > log.newest();
-            if entry.units == 0 || entry.units > MAX_COUNT - log.units() || !later {
-                return None;
-            }
-            oldest = oldest.or(Some(entry.at));
-            log.run.push(entry.at.get(), entry.units);
-        }
-        (oldest? + retention > log.newest()).then_some(log)
+    /// Appends an entry that was stored. `None` if it is empty, not later than the others, later than the oldest of them by
+    /// more than the log keeps its units, or exceeds [`MAX_COUNT`] with them.
+    pub fn restore(&mut self, entry: Entry) -> Option<()> {
+        let units = self.units();
+        let oldest = if units == 0 { entry.at.get() } else { self.run.oldest_at_ms() };
+        let is_valid = (1..=MAX_COUNT - units).contains(&entry.units)
+            && (units == 0 || entry.at > self.newest())
+            && oldest + self.retention?.get() > entry.at.get();
+        is_valid.then(|| self.run.push(entry.at.get(), entry.units))
     }
 
     /// Bytes of its entries, or any number above `most` if there are more than `most`.

@@ -178,17 +178,3 @@ fn units_of_one_time_join_its_entry_in_a_block_that_does_not_outgrow_its_size() 
     }
     assert_holds(&run, &expected);
 }
-
-#[test]
-fn a_unit_takes_a_byte_or_two_and_a_steady_run_does_not_grow() {
-    let mut run = Run::default();
-    for i in 0..100_000 {
-        run.drop_before(run.find(run.front(), (i * 60u64).saturating_sub(1_000 * 60 - 1)));
-        run.push(i * 60, 1);
-        if i == 1_000 {
-            assert!(run.heap_bytes() < 1_400, "{}", run.heap_bytes());
-        }
-    }
-    assert_eq!(run.end().units_since(&run.front().mark), 1_000);
-    assert!(run.heap_bytes() <= 3 * BLOCK_BYTES + 8 * size_of::<Block>());
-}
