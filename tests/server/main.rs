@@ -6,7 +6,7 @@
 //! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
 //! - `bucket`: RL.BUCKET to the integer, and what it replaces.
 //! - `all`: several keys in one step, all or nothing.
-//! - `recipes`: what docs/recipes.md promises.
+//! - `recipes`: what docs/recipes.md promises; `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
 //! - `info`: the section of INFO; `registration`: what COMMAND tells of the commands.
 //! - `docs`: every session in README.md and docs; `monitoring`: its metrics, alerts and dashboard;
@@ -35,6 +35,7 @@ mod clock;
 mod clock_steps;
 mod cluster;
 mod crash;
+mod designs;
 mod docs;
 mod emptied;
 mod failover;
