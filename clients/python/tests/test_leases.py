@@ -22,6 +22,7 @@ import valkey
 import valkey.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
+from redis_rl._lines.threads import ThreadLines
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server, blocked, paused, run, until, wait_for
@@ -146,6 +147,22 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
 def waiting(leases: Leases, key: str) -> int:
     known = leases._asking._here().keys._keys
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
+
+
+def test_threads_that_ask_first_at_the_same_time_share_leases(
+    limiter: RateLimiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, make = threading.Barrier(2), ThreadLines.__init__
+
+    def make_at_once(*arguments: Any) -> None:
+        both.wait(PATIENCE)
+        make(*arguments)
+
+    monkeypatch.setattr(ThreadLines, "__init__", make_at_once)
+    asking = leases_of(limiter)._asking
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: asking._here(), range(2))
+    assert first is second
 
 
 def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: redis.Redis) -> None:

@@ -79,7 +79,6 @@ class _Process:
     """The leases, refusals and connections of one process. A forked child begins with none."""
 
     def __init__(self, client: Any, remember: float, timeout: float | None, is_closed: bool) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         is_here = isinstance(client, MemoryLimiter)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
@@ -108,16 +107,22 @@ class InThreads:
         self._client, self._nodes = client, nodes
         self._remember, self._timeout, self._clock = remember, timeout, clock or getattr(client, "clock", None)
         self._is_closed = False
-        self._process: _Process | None = None
+        # By the number of the process.
+        self._processes: dict[int, _Process] = {}
         _all.add(self)
 
     def here(self) -> InThreads:
         return self
 
     def _here(self) -> _Process:
-        process = self._process
-        if process is None or process.pid != os.getpid():
-            process = self._process = _Process(self._client, self._remember, self._timeout, self._is_closed)
+        pid = os.getpid()
+        process = self._processes.get(pid)
+        if process is None:
+            # If two threads come here at once, both keep the same one: the leases of another would never go back.
+            made = _Process(self._client, self._remember, self._timeout, self._is_closed)
+            process = self._processes.setdefault(pid, made)
+            for parent in [each for each in list(self._processes) if each != pid]:
+                self._processes.pop(parent, None)
         return process
 
     def now_ms(self) -> int:
@@ -287,8 +292,8 @@ class InThreads:
     def close_now(self, timeout: float) -> None:
         """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
         self._is_closed = True
-        here, until = self._process, monotonic() + timeout
-        if here is None or here.pid != os.getpid():
+        here, until = self._processes.get(os.getpid()), monotonic() + timeout
+        if here is None:
             return
         under_way = here.calls.copy()
         call = _Call()
@@ -301,8 +306,8 @@ class InThreads:
     @property
     def has_leases(self) -> bool:
         """Whether this process may have leases."""
-        here = self._process
-        return here is not None and here.pid == os.getpid() and here.keys.next_tick_ms is not None
+        here = self._processes.get(os.getpid())
+        return here is not None and here.keys.next_tick_ms is not None
 
 
 def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, meanwhile: str) -> Any:
