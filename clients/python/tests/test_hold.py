@@ -196,6 +196,33 @@ def test_who_waits_has_a_place_when_one_is_free(held: Callable[..., bool], raw: 
     assert free(raw, at=clock()) == LIMIT
 
 
+async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_at_once(server: Server) -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        await asyncio.Future()
+
+    async with tasks(server, sleep=sleep) as limiter:
+
+        async def job() -> None:
+            async with limiter.hold("jobs", 1, timeout=PATIENCE) as place:
+                assert place
+
+        async with limiter.hold("jobs", 1) as first:
+            jobs = [asyncio.ensure_future(job()) for _ in range(100)]
+            await until(lambda: len(sleeps) == 100)
+            assert (sleeps[0] <= 0.05, min(sleeps[1:]) > PATIENCE / 2) == (True, True)
+            jobs[0].cancel()
+            await until(lambda: len(sleeps) == 101)
+            assert sleeps[100] <= 0.1
+            first._waiting.wake()
+            jobs[2].cancel()
+            await until(lambda: len(sleeps) == 102)
+        ended = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [number for number, error in enumerate(ended) if error] == [0, 2]
+
+
 async def renewed(hold: AsyncHold) -> None:
     """The timer comes, and what it asks is answered."""
     _renewals.here().fire()
