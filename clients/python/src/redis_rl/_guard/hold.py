@@ -115,7 +115,7 @@ class _Hold:
 
 def _pause_after(tries: int) -> float:
     """The seconds between two tries: longer and longer, and at random, so that those who wait do not meet."""
-    return uniform(0.5, 1) * min(_FIRST_MS * 2 ** min(tries, 10), _LONGEST_MS) / 1000
+    return uniform(0.5, 1) * min(_FIRST_MS << min(tries, 10), _LONGEST_MS) / 1000
 
 
 class Hold(_Hold):
