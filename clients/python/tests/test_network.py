@@ -192,30 +192,32 @@ def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
     for name in clock:
         monkeypatch.setattr(threads, name, lambda name=name: clock[name])
 
+    waits: list[float] = []
+
     class Connection:
-        def __init__(self, timeout: float) -> None:
-            self.timeout = timeout
+        socket_connect_timeout = 0.1
 
         def connect(self) -> None:
-            passed = max(1.0 if busy else 0.0, self.timeout)
+            passed = max(1.0 if busy else 0.0, self.socket_connect_timeout)
             clock["monotonic"] += passed
             clock["process_time"] += passed * busy
-            if self.timeout < 1 or not busy:
+            if self.socket_connect_timeout < 1 or not busy:
                 raise redis.exceptions.TimeoutError
+
+        def can_read(self, timeout: float) -> bool:
+            waits.append(timeout)
+            return False
 
         def disconnect(self) -> None:
             pass
 
-    monkeypatch.setattr(
-        connections, "_pool", lambda timeout: SimpleNamespace(make_connection=lambda: Connection(timeout))
-    )
+    monkeypatch.setattr(connections, "_pool", SimpleNamespace(make_connection=Connection))
     if connects:
         made = connections._connected(0.1, 5)
-        assert made.timeout >= 1
-        # It does not rest, since it would find out late that the server is silent.
-        connections._in_use = 1
-        connections._free(made)
-        assert not connections._idle
+        assert made.socket_connect_timeout >= 1
+        # It waits for replies no longer than others.
+        assert [type(reply) for reply in connections.receive(made, 1, None)] == [redis.exceptions.TimeoutError]
+        assert waits == [0.1, 0]
     else:
         with pytest.raises(redis.exceptions.TimeoutError):
             connections._connected(0.1, 5)
