@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
@@ -65,6 +65,15 @@ def is_mistake(error: Exception) -> bool:
 def check_seconds(name: str, seconds: float) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
+
+
+class Options(TypedDict, total=False):
+    """How a command takes its units."""
+
+    cost: int
+    force: bool
+    partial: bool
+    at: int | None
 
 
 class Row(NamedTuple):
@@ -236,7 +245,7 @@ def take(
     command: str,
     key: Key,
     quotas: Iterable[Quota],
-    cost: int,
+    cost: int = 1,
     force: bool = False,
     at: int | None = None,
     partial: bool = False,

@@ -7,15 +7,18 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property, partial
 from inspect import isawaitable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .._commands import wire
 from .._commands.acquire import Acquisition
-from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Options, Quota, Verdict, Window
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
 from .threads import InThreads, asking_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
@@ -70,57 +73,29 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
         """Asks, sleeps and asks again until the units are taken or the acquisition gives up."""
         raise NotImplementedError
 
-    def fixed(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def _take(self, command: str, key: Key, quotas: Sequence[Quota], options: Options) -> _Verdict:
+        options["at"] = self._as_of(options.get("at"))
+        return self._call(wire.take(command, key, quotas, **options), wire.verdict)
+
+    def fixed(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return self._call(wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.FIXED", key, quotas, options)
 
-    def sliding(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def sliding(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return self._call(wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.SLIDING", key, quotas, options)
 
-    def log(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def log(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return self._call(wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.LOG", key, quotas, options)
 
-    def bucket(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def bucket(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from a bucket that refills evenly, from empty to full in one window: RL.BUCKET."""
-        return self._call(wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.BUCKET", key, quotas, options)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return self._call(wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), wire.verdict)
+        return self._take("RL.PEEK", key, quotas, {"cost": cost, "at": at})
 
     def all(
         self,
