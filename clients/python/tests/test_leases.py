@@ -145,7 +145,7 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    known = leases._asking._here().keys._keys
+    known = leases._asking.here().keys._keys
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
@@ -161,7 +161,7 @@ def test_threads_that_ask_first_at_the_same_time_share_leases(
     monkeypatch.setattr(ThreadLines, "__init__", make_at_once)
     asking = leases_of(limiter)._asking
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: asking._here(), range(2))
+        first, second = pool.map(lambda _: asking.here(), range(2))
     assert first is second
 
 

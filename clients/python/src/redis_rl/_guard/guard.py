@@ -342,10 +342,12 @@ class Guard:
             if self._local:
                 for part in parts:
                     part.release()
-                return await self._decided_by(self._local, groups)
+                return await self._decided_by(self._local.here(), groups, is_local=True)
         return parts
 
-    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]]) -> list[Part]:
+    async def _decided_by(
+        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool = False
+    ) -> list[Part]:
         requests = [Request([charge.share() for charge in group]) for group in groups]
         outcomes = await asking.decide(requests)
         for outcome in outcomes:
@@ -353,7 +355,6 @@ class Guard:
                 for request in requests:
                     asking.give_back(request)
                 raise outcome
-        is_local = asking is self._local
         return [
             Part(asking, group, request, outcome, is_local=is_local, failed=self._undecided)
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)

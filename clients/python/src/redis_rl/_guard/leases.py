@@ -111,12 +111,12 @@ def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
     """Takes units in this thread, from a lease if it has enough."""
     if type(cost) is not int:
         _check_cost(cost)
-    key = wire.sendable(key)
-    verdict = asking.known(key, rules, cost)
+    key, here = wire.sendable(key), asking.here()
+    verdict = here.known(key, rules, cost)
     if verdict is not None:
         return verdict
     request = _request(key, rules, cost)
-    return _verdict(request, asking.ask([request])[0])
+    return _verdict(request, here.ask([request])[0])
 
 
 def _request(key: Key, rules: Rules, cost: int) -> Request:

@@ -12,7 +12,7 @@ from .._keys import Outcome, Request, Share
 from ..http import Answer, Policy, Standing
 from .loops import InLoop
 from .policies import Cost, Limit, check_exist
-from .threads import InThreads
+from .threads import InProcess
 
 
 class Charge(NamedTuple):
@@ -33,7 +33,7 @@ class Part:
 
     def __init__(
         self,
-        asking: InLoop | InThreads,
+        asking: InLoop | InProcess,
         charges: Sequence[Charge],
         request: Request,
         outcome: Outcome | Exception,
