@@ -268,7 +268,7 @@ async def main():
     await guard.close()
 
 asyncio.run(main())
-sys.argv = ["redis_rl", "-p", str(port), "list"]
+sys.argv = ["redis_rl", "-u", f"redis://127.0.0.1:{port}", "list"]
 runpy.run_module("redis_rl", run_name="__main__")
 """
 

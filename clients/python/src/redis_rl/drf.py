@@ -22,7 +22,7 @@ from rest_framework.exceptions import APIException
 from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, Pair, check_seconds
-from ._guard.leases import NOT_DECIDED, take
+from ._guard.leases import take
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
@@ -135,7 +135,7 @@ def _settings() -> dict[str, Any]:
 
 @cache
 def _asking(limiter: RateLimiter, remember: float) -> InThreads:
-    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember, meanwhile=NOT_DECIDED)
+    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember)
     return asking
 
 

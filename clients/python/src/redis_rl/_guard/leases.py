@@ -14,8 +14,6 @@ from .threads import CLOSE_SECONDS, InThreads, asking_of
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
-NOT_DECIDED = "requests are not decided meanwhile"
-
 
 class _Leased(Generic[_Limiter]):
     _asks: type
@@ -47,9 +45,7 @@ class _Leased(Generic[_Limiter]):
         check_seconds("duration", duration)
         check_seconds("remember", remember)
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
-        self._asking: Any = asking_of(
-            limiter.client, limiter.clock, self._where, remember=remember, meanwhile=NOT_DECIDED
-        )
+        self._asking: Any = asking_of(limiter.client, limiter.clock, self._where, remember=remember)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
@@ -127,9 +123,7 @@ def _request(key: Key, rules: Rules, cost: int) -> Request:
 def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
     if isinstance(answer, Exception):
         raise answer
-    [rows], [share] = answer.rows, request.shares
-    assert rows
-    return wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
+    return answer.verdict(request.shares[0].cost)
 
 
 def _check_cost(cost: int) -> None:

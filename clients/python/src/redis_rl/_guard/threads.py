@@ -287,13 +287,16 @@ class InThreads:
         return here is not None and here.keys.next_tick_ms is not None
 
 
-def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, meanwhile: str) -> Any:
-    """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads.
-
-    ``meanwhile`` is what the log says of the time in which Redis is away.
-    """
+def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float) -> Any:
+    """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if isinstance(client, MemoryLimiter) else where
-    return where(client, Nodes(meanwhile), remember=remember, timeout=socket_timeout(client), clock=clock)
+    return where(
+        client,
+        Nodes("requests are not decided meanwhile"),
+        remember=remember,
+        timeout=socket_timeout(client),
+        clock=clock,
+    )
 
 
 _all: WeakSet[InThreads] = WeakSet()
