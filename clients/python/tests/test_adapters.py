@@ -62,6 +62,16 @@ def test_the_application_and_the_route_are_one_command(make: Callable[..., Any],
 
 
 @frameworks
+def test_a_text_in_a_handler_is_named_by_its_route(
+    make: Callable[..., Any], server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "BATCH", "3/m")
+    with contextmanager(make)(redis.Redis(port=server.port), timeout=PATIENT) as ask:
+        assert [ask("POST", "/batch", {"account": "bob"}).status for _ in range(2)] == [200, 429]
+    assert raw.exists("/batch:bob" if "django" in make.__name__ else "POST /batch:bob")
+
+
+@frameworks
 def test_on_limited_and_on_away_answer_instead(make: Callable[..., Any], own_server: Server) -> None:
     def limited(request: Any, decision: Decision, answer: Answer) -> Answer:
         return Answer(420, {"Content-Type": "text/plain"}, b"buy more")

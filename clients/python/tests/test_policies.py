@@ -576,7 +576,7 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    monkeypatch.setattr(loops, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(nodes, "monotonic_ns", lambda: now_ns)
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from .address import network
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes
-from .policies import Cost, KeyOf, Limit, Policies, check_exist, check_together, resolved
+from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_together, named, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Part, Taken, Visit, settle
 
@@ -147,6 +148,8 @@ class Guard:
         if clock is not None and not callable(clock):
             raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
         self.all = Limit(self, policies, is_route=False)
+        # Those that handlers name. Each remembers the names of routes.
+        self._by_hand = lru_cache(maxsize=256)(lambda text: ByHand(self, text))
         # The limits that are a text, by the name of their route.
         self.routes: dict[str, Limit] = {}
         self._key, self._prefix = key, prefix
@@ -222,12 +225,14 @@ class Guard:
     async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
-        A refusal refuses the request, whatever the handler answers. ``cost`` replaces the costs of the policies. If
-        there are several, it is a mapping by their names.
+        A refusal refuses the request, whatever the handler answers. A text is named by the route if there is one.
+        ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names.
         """
         state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
+        if isinstance(policies, str):
+            policies = named(self.route(request, self._by_hand(policies)) or "requests", policies)
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
         return await self.take_of([limit], request, cost, state[VISIT])
 
