@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from redis_rl import Decision
-from redis_rl._guard import address, loops
+from redis_rl._guard import address, nodes
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
