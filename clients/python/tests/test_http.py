@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from redis_rl import Row
-from redis_rl.http import Item, Policy, away, check_cost
+from redis_rl._commands.wire import check_cost
+from redis_rl.http import Item, Policy, away
 
 
 def test_a_policy_names_its_quotas_in_the_header_field() -> None:

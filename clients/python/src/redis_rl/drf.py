@@ -88,7 +88,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return True
         limiter = self.limiter or _limiter_of_settings()
-        http.check_cost(cost := self.get_cost(request, view))
+        wire.check_cost(cost := self.get_cost(request, view))
         rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
         try:
             verdict = take(_asking(limiter, self.remember), key, rules, cost)

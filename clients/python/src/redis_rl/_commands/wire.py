@@ -67,6 +67,17 @@ def check_seconds(name: str, seconds: float) -> None:
         raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
 
 
+def check_units(what: str, units: int, least: int = 0) -> None:
+    """Refuses units that are not whole, or more than a server takes."""
+    if not is_whole(units) or not least <= units <= MAX_COST:
+        raise ValueError(f"{what} must be a whole number from {least} to {MAX_COST}: {units!r}")
+
+
+def check_cost(cost: int) -> None:
+    """Refuses a cost that no request can have. A negative one would give back what others took."""
+    check_units("a cost", cost)
+
+
 class Options(TypedDict, total=False):
     """How a command takes its units."""
 
@@ -331,9 +342,7 @@ def info(reply: Any) -> Info | None:
                 timedelta(milliseconds=window["window_ms"]),
                 window["used"],
                 timedelta(milliseconds=window["reset_after_ms"]),
-                window.get("current"),
-                window.get("previous"),
-                window.get("limit"),
+                *map(window.get, ("current", "previous", "limit")),
             )
             for window in windows(reply)
         ),

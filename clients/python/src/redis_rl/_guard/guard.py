@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Decision, check_seconds, is_mistake, sendable
+from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
 from .._keys import Request
 from .._lines.errors import is_away
 from ..http import Answer, Policy
@@ -311,7 +311,7 @@ class Guard:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
             if callable(units):
                 units = await resolved(units(request))
-            http.check_cost(units)
+            check_cost(units)
             charges.append(Charge(policy, sendable(f"{self._prefix}{policy.name}:{key}"), units, whose))
         return charges
 

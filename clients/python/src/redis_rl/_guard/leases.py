@@ -40,8 +40,7 @@ class _Leased(Generic[_Limiter]):
         pairs = wire.checked_pairs(quotas)
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
-        if not wire.is_whole(units) or units < 0:
-            raise ValueError(f"the units of a lease are a whole number from 0: {units!r}")
+        wire.check_units("the units of a lease", units)
         check_seconds("duration", duration)
         check_seconds("remember", remember)
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
@@ -127,7 +126,4 @@ def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
 
 
 def _check_cost(cost: int) -> None:
-    if not wire.is_whole(cost):
-        raise TypeError(f"a cost must be a whole number: {cost!r}")
-    if not -MAX_COST <= cost <= MAX_COST:
-        raise ValueError(f"a cost must be a whole number from {-MAX_COST} to {MAX_COST}: {cost!r}")
+    wire.check_units("a cost", cost, -MAX_COST)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .._commands import wire
 from .._commands.wire import (
-    MAX_COST,
     MILLISECOND,
     Algorithm,
     Clock,
@@ -146,8 +145,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
         """
         wire.check_algorithm(algorithm)
-        if not wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
-            raise ValueError(f"a cost that is waited for is a whole number from 0 to {MAX_COST}: {cost!r}")
+        wire.check_units("a cost that is waited for", cost)
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
         return self._acquire(

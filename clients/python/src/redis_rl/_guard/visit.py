@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import http
-from .._commands.wire import Decision
+from .._commands.wire import Decision, check_cost
 from .._keys import Outcome, Request, Share
 from ..http import Answer, Policy, Standing
 from .loops import InLoop
@@ -162,7 +162,7 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
             raise ValueError("several policies limit this request: name what was used of each")
         used = dict.fromkeys(names, used)
     for units in used.values():
-        http.check_cost(units)
+        check_cost(units)
     missing = dict(used)
     for part in [part for each in reversed(taken) for part in each.parts]:
         own = {policy.name: missing.pop(policy.name) for policy in part.policies if policy.name in missing}

@@ -210,28 +210,24 @@ class _Connections:
                 raise copy(self._error)
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
-        """Makes a connection. Time in which this process computes does not count.
+        """Makes a connection, in so many timeouts in which this process does not compute.
 
         gevent runs a timer that is late before it looks at replies that have come. So after an attempt for which this
-        process was too busy comes another with twice the timeout.
+        process was too busy comes another with twice the time.
         """
-        step, left = timeout, attempts * (timeout or 0)
+        patience = timeout and attempts * timeout
         while True:
             connection = self._pool.make_connection()
-            connection.socket_timeout = connection.socket_connect_timeout = step
+            connection.socket_timeout = connection.socket_connect_timeout = patience
             began, computed = monotonic(), process_time()
             try:
                 connection.connect()
             except self._library.errors.TimeoutError:
                 connection.disconnect()
-                if timeout is None or step is None:
+                is_busy = process_time() - computed > (monotonic() - began) / 4
+                if not timeout or not patience or not is_busy or patience > _MOST_TIMEOUTS * timeout:
                     raise
-                elapsed, busy = monotonic() - began, process_time() - computed
-                left -= max(0, elapsed - busy)
-                if busy > elapsed / 4:
-                    step *= 2
-                if left < timeout / 2 or step > _MOST_TIMEOUTS * timeout:
-                    raise
+                patience *= 2
             else:
                 return connection
 
