@@ -32,21 +32,21 @@ class _AbandonedError(Exception):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("answers", "changed", "commands", "is_probe", "requests", "sent")
+    __slots__ = ("answers", "asleep", "commands", "is_probe", "requests", "sent")
 
-    def __init__(self, lock: threading.Lock, requests: Sequence[Request] = (), *, is_probe: bool = False) -> None:
+    def __init__(self, requests: Sequence[Request] = (), *, is_probe: bool = False) -> None:
         self.requests, self.is_probe = requests, is_probe
         self.answers: dict[Request, Outcome | Exception] = {}
         # The commands that this thread is to send, and those that it has sent and whose replies it has not read.
         self.commands: list[Command] = []
         self.sent: list[Command] = []
-        # Notified when another thread has added a command or an answer.
-        self.changed = threading.Condition(lock)
+        # Held while the thread sleeps. An interruption anywhere leaves a condition in no order.
+        self.asleep: Any = None
 
-    @property
-    def waits(self) -> bool:
-        """Whether another thread has sent what this one waits for."""
-        return not self.commands and len(self.answers) < len(self.requests)
+    def wake(self) -> None:
+        if self.asleep is not None:
+            asleep, self.asleep = self.asleep, None
+            asleep.release()
 
 
 class _HereLines:
@@ -112,18 +112,18 @@ class InProcess(Asking):
             if error := next((found.error for found in away if not found.is_probed), None):
                 return [error] * len(requests)
             is_probe = bool(away)
-        call = _Call(self._lock, requests, is_probe=is_probe)
+        call = _Call(requests, is_probe=is_probe)
         self._run(call, self.keys.take)
         return [call.answers[request] for request in requests]
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
-        call = _Call(self._lock, [request])
+        call = _Call([request])
         self._run(call, self.keys.settle, used)
         return call.answers[request]
 
     def give_back(self, request: Request) -> None:
-        call = _Call(self._lock)
+        call = _Call()
         self._step(call, self.keys.give_back, self.now_ms(), request)
         self._carry_out(call)
 
@@ -161,10 +161,17 @@ class InProcess(Asking):
 
     def _carry_out_and_wait(self, call: _Call) -> None:
         """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
-        while call.commands or call.waits:
+        while True:
             self._carry_out(call)
             with self._lock:
-                if call.waits and not call.changed.wait(_LOST_SECONDS):
+                if call.commands:
+                    continue
+                if len(call.answers) == len(call.requests):
+                    return
+                asleep = call.asleep = threading.Lock()
+                asleep.acquire()
+            if not asleep.acquire(timeout=_LOST_SECONDS):
+                with self._lock:
                     self._forget()
 
     def _carry_out(self, call: _Call, timeout: float | None = None) -> None:
@@ -210,11 +217,11 @@ class InProcess(Asking):
                 for command in step.commands:
                     sends = (command.request and command.request.waiter) or call
                     sends.commands.append(command)
-                    sends.changed.notify()
+                    sends.wake()
                 for request, answer in step.answers:
                     if waiter := request.waiter:
                         waiter.answers[request] = answer
-                        waiter.changed.notify()
+                        waiter.wake()
             except BaseException:
                 self._forget()
                 raise
@@ -225,7 +232,7 @@ class InProcess(Asking):
         for call in self._calls:
             for request in call.requests:
                 call.answers.setdefault(request, _AbandonedError())
-            call.changed.notify()
+            call.wake()
 
     def _abandon(self, call: _Call) -> None:
         """Gives back the units of an interrupted thread, and makes those ask again that wait for its replies."""
@@ -241,7 +248,7 @@ class InProcess(Asking):
     def close(self, timeout: float) -> None:
         """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
         under_way, until = self._calls.copy(), monotonic() + timeout
-        call = _Call(self._lock)
+        call = _Call()
         self._step(call, self.keys.close)
         self._carry_out(call, timeout)
         with self._lock:

@@ -111,8 +111,9 @@ class _Connections:
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
         self._pool = own_pool(library, client, node, timeout=timeout)
-        # Made here and not when the module is imported, so that it is gevent's if gevent has patched threading.
-        self._changed = threading.Condition()
+        # Made here and not when the module is imported, so that they are gevent's if gevent has patched threading.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: list[Any] = []
         self._in_use = self._freed = 0
         # The last error for which a connection was given up.
@@ -171,7 +172,7 @@ class _Connections:
 
     def _taken(self, timeout: float | None, attempts: int) -> Any:
         """Returns a connection that is up and on which no reply is due."""
-        with self._changed:
+        with self._lock:
             self._wait_for_one()
             connection = self._idle.pop() if self._idle else None
             self._in_use += 1
@@ -232,7 +233,7 @@ class _Connections:
                 return connection
 
     def _free(self, connection: Any) -> None:
-        with self._changed:
+        with self._lock:
             self._in_use -= 1
             self._freed += 1
             self._idle.append(connection)
@@ -241,7 +242,7 @@ class _Connections:
     def _give_up(self, connection: Any, error: Exception | None) -> None:
         """Closes a connection. After an error it closes the idle ones too. Without one, the thread was interrupted."""
         idle: list[Any] = []
-        with self._changed:
+        with self._lock:
             self._in_use -= 1
             if error:
                 # A copy has no traceback, which would keep the request alive.
@@ -253,7 +254,7 @@ class _Connections:
                 each.disconnect()
 
     def close_idle(self) -> None:
-        with self._changed:
+        with self._lock:
             idle, self._idle = self._idle, []
         for each in (*idle, *(sentinel.connection_pool for sentinel in sentinels_of(self._pool))):
             with suppress(Exception):
