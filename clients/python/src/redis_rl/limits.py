@@ -125,6 +125,10 @@ class _Windows(TimestampedSlidingWindow):
 
     clock: Clock | None
     _options: dict[str, Any] = {}
+    _call: Callable[..., Coroutine[Any, Any, Any]]
+    prefixed_key: Callable[[str], str]
+    # Returns the library's script that counts in a fixed window.
+    _incr_script: Callable[[], Any]
     # Becomes False when an ACL rule forbids EVALSHA.
     _may_run_scripts = True
 
@@ -136,16 +140,6 @@ class _Windows(TimestampedSlidingWindow):
         self._most = 1000
         options = {**self._options, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
-
-    async def _call(self, *words: Key | int) -> Any:
-        raise NotImplementedError
-
-    def _incr_script(self) -> Any:
-        """The library's script that counts in a fixed window."""
-        raise NotImplementedError
-
-    def prefixed_key(self, key: str) -> str:
-        raise NotImplementedError
 
     def _as_of(self) -> int | None:
         return None if self.clock is None else self.clock()

@@ -65,6 +65,10 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
 
     _where: Any
     _held: Any
+    # Sends a command and reads its reply.
+    _call: Callable[..., Any]
+    # Asks, sleeps and asks again until the units are taken or a wait is too long.
+    _acquire: Callable[..., Any]
 
     def __init__(self, client: Client, clock: Clock | None, sleep: Callable[[float], Any]) -> None:
         check_client(client)
@@ -78,14 +82,6 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
     def _as_of(self, at: int | None) -> int | None:
         """The time that a command names in AT, or None if the server's clock decides."""
         return self.clock() if at is None and self.clock is not None else at
-
-    def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
-        """Sends a command and reads its reply."""
-        raise NotImplementedError
-
-    def _acquire(self, share: Share, timeout: float | None) -> Any:
-        """Asks, sleeps and asks again until the units are taken or a wait is too long."""
-        raise NotImplementedError
 
     def _take(self, command: str, key: Key, quotas: Sequence[Quota], options: Options) -> _Verdict:
         options["at"] = self._as_of(options.get("at"))
