@@ -7,13 +7,14 @@ import pytest
 
 from redis_rl import Row
 from redis_rl._commands.wire import check_cost
+from redis_rl._keys import Share
 from redis_rl.http import Item, Policy, away
 
 
 def test_a_policy_names_its_quotas_in_the_header_field() -> None:
     for policy in (Policy("requests", " 5/10s, 100/h "), Policy("requests", (5, "10s"), "100/1h")):
         assert [item.text for item in policy.items] == ['"requests-10s";q=5;w=10', '"requests-1h";q=100;w=3600']
-        assert policy.share("requests:bob", 3).rows() == [
+        assert Share("requests:bob", policy.rules, 3).rows() == [
             Row("requests:bob", "log", 5, "10s", 3),
             Row("requests:bob", "log", 100, "1h", 3),
         ]
@@ -23,7 +24,7 @@ def test_a_policy_names_its_quotas_in_the_header_field() -> None:
 def test_a_policy_has_an_algorithm_and_a_unit() -> None:
     policy = Policy("tokens", "1000/m", unit="tokens", algorithm="sliding")
     assert policy.items[0].text == '"tokens-1m";q=1000;qu="tokens";w=60'
-    assert policy.share("k", 1).rows()[0].algorithm == "sliding"
+    assert Share("k", policy.rules, 1).rows()[0].algorithm == "sliding"
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, 1.5, "1"])

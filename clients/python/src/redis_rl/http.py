@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ._commands import wire
 from ._commands.wire import Algorithm, Decision, Quota, Verdict, Window, check_cost, timedelta_of
-from ._keys import Outcome, Rules, Share, without
+from ._keys import Outcome, Rules, without
 
 __all__ = ["Answer", "Policy"]
 
@@ -100,15 +100,11 @@ class Policy:
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self._rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
+        self.rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
 
     def __repr__(self) -> str:
         """Returns the name and the quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
-
-    def share(self, key: str | bytes, cost: int) -> Share:
-        """Returns what a request takes of this policy."""
-        return Share(key, self._rules, cost)
 
 
 class RoutePolicy(Policy):

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from .. import http
 from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
-from .._keys import Request
+from .._keys import Request, Share
 from .._lines.errors import is_away
 from ..http import Answer, Policy
-from ..memory import MemoryLimiter
+from ..memory import MemoryLimiter, check_clock
 from .address import network
 from .limiter import check_client
 from .loops import InLoops
@@ -69,13 +69,13 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that count in one key. The server's refusal would count as Redis being away."""
-    if len({charge.key for charge in charges}) == len(charges):
+    if len({charge.share.key for charge in charges}) == len(charges):
         return
     names: dict[Any, str] = {}
     for charge in charges:
-        name = charge.policy.name
-        if (other := names.setdefault(charge.key, name)) != name:
-            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key!s}")
+        name, key = charge.policy.name, charge.share.key
+        if (other := names.setdefault(key, name)) != name:
+            raise ValueError(f"the policies {other} and {name} of a request count in one key, {key!s}")
 
 
 # Stands for the network address among keys.
@@ -145,8 +145,7 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
-        if clock is not None and not callable(clock):
-            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
+        check_clock(clock)
         self.all = Limit(self, policies, is_route=False)
         # Those that handlers name. Each remembers the names of routes.
         self._by_hand = lru_cache(maxsize=256)(lambda text: ByHand(self, text))
@@ -312,7 +311,8 @@ class Guard:
             if callable(units):
                 units = await resolved(units(request))
             check_cost(units)
-            charges.append(Charge(policy, sendable(f"{self._prefix}{policy.name}:{key}"), units, whose))
+            share = Share(sendable(f"{self._prefix}{policy.name}:{key}"), policy.rules, units)
+            charges.append(Charge(policy, share, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
@@ -353,7 +353,7 @@ class Guard:
     async def _decided_by(
         self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool = False
     ) -> list[Part]:
-        requests = [Request([charge.share() for charge in group]) for group in groups]
+        requests = [Request([charge.share for charge in group]) for group in groups]
         outcomes = await asking.decide(requests)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):

@@ -19,13 +19,9 @@ class Charge(NamedTuple):
     """What a request takes of one policy."""
 
     policy: Policy
-    key: str | bytes
-    cost: int
+    share: Share
     # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
     whose: Any
-
-    def share(self) -> Share:
-        return self.policy.share(self.key, self.cost)
 
 
 class Part:
