@@ -69,8 +69,6 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that count in one key. The server's refusal would count as Redis being away."""
-    if len({charge.share.key for charge in charges}) == len(charges):
-        return
     names: dict[Any, str] = {}
     for charge in charges:
         name, key = charge.policy.name, charge.share.key
