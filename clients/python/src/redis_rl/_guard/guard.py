@@ -93,7 +93,7 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
 
 
-class Guard:
+class AsyncGuard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
     ``client`` is the application's. The guard asks the same server on connections of its own. ``policies`` is one
@@ -169,7 +169,7 @@ class Guard:
         # When the log may next be told of a request that was not decided although Redis is not away.
         self._next_warning = 0.0
 
-    def __deepcopy__(self, memo: Any) -> Guard:
+    def __deepcopy__(self, memo: Any) -> AsyncGuard:
         """Returns itself, since Litestar copies what stands on a router."""
         return self
 
@@ -219,7 +219,7 @@ class Guard:
                 return taken
         return await self.take_of([limit], request, visit=visit)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
         A refusal refuses the request, whatever the handler answers. A text is named by the route if there is one.
@@ -371,7 +371,7 @@ class Guard:
             self._next_warning = monotonic() + 1
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 
-    async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
+    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
 
         A name is looked for from the innermost limit outwards. Policies that are not named keep their estimate, and
@@ -388,7 +388,7 @@ class Guard:
             raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
         return await settle(visit.taken, used)
 
-    async def end(self, timeout: float = CLOSE_SECONDS) -> None:
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, and waits so many seconds at most. From then on nothing is leased."""
         self.asking  # noqa: B018 - makes it if there is none, so that it can be closed
         for blocks, asking in self._made.items():
@@ -405,24 +405,20 @@ def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
     return [together, *dry] if together else dry
 
 
-class AsyncGuard(Guard):
-    """A guard for asynchronous frameworks."""
-
-    take, settle, close = Guard.take_by_hand, Guard.settle_by_hand, Guard.end
-
-
-class SyncGuard(Guard):
+class SyncGuard(AsyncGuard):
     """A guard for frameworks with threads: it asks in the thread of the request."""
 
     def _blocks(self) -> bool:
         return True
 
-    def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        return run(self.take_by_hand(request, policies, cost))
+    def take(  # type: ignore[override]
+        self, request: Any, policies: Policies | None = None, cost: Cost | None = None
+    ) -> Taken:
+        return run(super().take(request, policies, cost))
 
-    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        return run(self.settle_by_hand(request, used))
+    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:  # type: ignore[override]
+        return run(super().settle(request, used))
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # type: ignore[override]
         """See :meth:`AsyncGuard.close`. The end of the process gives back too, unless it is killed."""
-        run(self.end(timeout))
+        run(super().close(timeout))
