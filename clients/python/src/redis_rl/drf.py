@@ -22,7 +22,6 @@ from rest_framework.exceptions import APIException
 from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, Pair, check_seconds
-from ._guard.leases import take
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
@@ -91,7 +90,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         wire.check_cost(cost := self.get_cost(request, view))
         rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
         try:
-            verdict = take(_asking(limiter, self.remember), key, rules, cost)
+            verdict = _asking(limiter, self.remember).here().take(key, rules, cost)
         except Exception as error:
             if wire.is_mistake(error) and not is_away(error):
                 raise

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from .._commands import wire
 from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
-from .._keys import Outcome, Request, Rules, Share
+from .._keys import Rules
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
 from .threads import CLOSE_SECONDS, InThreads, asking_of
@@ -54,14 +54,10 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
-        if type(cost) is not int:
-            _check_cost(cost)
-        key, here = wire.sendable(key), self._asking.here()
-        verdict: Verdict | None = here.known(key, self._rules, cost)
-        if verdict is not None:
-            return verdict
-        request = _request(key, self._rules, cost)
-        return _verdict(request, (await here.decide([request]))[0])
+        _check_cost(cost)
+        verdict = self._asking.here().take(key, self._rules, cost)
+        # A limiter in memory decides at once.
+        return verdict if isinstance(verdict, Verdict) else await verdict
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -89,7 +85,9 @@ class Leases(_Leased[RateLimiter]):
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
-        return take(self._asking, key, self._rules, cost)
+        _check_cost(cost)
+        verdict: Verdict = self._asking.here().take(key, self._rules, cost)
+        return verdict
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -102,28 +100,6 @@ class Leases(_Leased[RateLimiter]):
         self.close()
 
 
-def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
-    """Takes units in this thread, from a lease if it has enough."""
-    if type(cost) is not int:
-        _check_cost(cost)
-    key, here = wire.sendable(key), asking.here()
-    verdict = here.known(key, rules, cost)
-    if verdict is not None:
-        return verdict
-    request = _request(key, rules, cost)
-    return _verdict(request, here.ask([request])[0])
-
-
-def _request(key: Key, rules: Rules, cost: int) -> Request:
-    _check_cost(cost)
-    return Request([Share(key, rules, cost)])
-
-
-def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer.verdict(request.shares[0].cost)
-
-
 def _check_cost(cost: int) -> None:
-    wire.check_units("a cost", cost, -MAX_COST)
+    if type(cost) is not int or not -MAX_COST <= cost <= MAX_COST:
+        wire.check_units("a cost", cost, -MAX_COST)

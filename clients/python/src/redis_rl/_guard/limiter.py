@@ -23,7 +23,7 @@ from .._commands.wire import (
     Verdict,
     Window,
 )
-from .._keys import Outcome, Request, Rules, Share
+from .._keys import Rules, Share
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
@@ -207,9 +207,8 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
         here = self._asking.here()
         until_ms = _until_ms(here, timeout)
         while True:
-            [outcome] = here.ask([Request([share])])
-            verdict, wait = _acquired(outcome, share.cost, until_ms - here.now_ms())
-            if wait is None:
+            verdict: Verdict = here.take(*share)
+            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
                 return verdict
             self._sleep(wait)
 
@@ -256,9 +255,9 @@ class AsyncRateLimiter(
         here = self._asking.here()
         until_ms = _until_ms(here, timeout)
         while True:
-            [outcome] = await here.decide([Request([share])])
-            verdict, wait = _acquired(outcome, share.cost, until_ms - here.now_ms())
-            if wait is None:
+            taken = here.take(*share)
+            verdict = taken if isinstance(taken, Verdict) else await taken
+            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
                 return verdict
             await self._sleep(wait)
 
@@ -267,10 +266,7 @@ def _until_ms(here: Asking, timeout: float | None) -> float:
     return inf if timeout is None else here.now_ms() + timeout * 1000
 
 
-def _acquired(outcome: Outcome | Exception, cost: int, left_ms: float) -> tuple[Verdict, float | None]:
-    """Returns the verdict, and the seconds after which to ask again if that is not too late."""
-    if isinstance(outcome, Exception):
-        raise outcome
-    verdict = outcome.verdict(cost)
+def _wait(verdict: Verdict, left_ms: float) -> float | None:
+    """Returns the seconds after which to ask again if that helps, and is not too late."""
     wait = verdict.retry_after
-    return verdict, None if wait is None or wait // MILLISECOND > left_ms else wait.total_seconds()
+    return None if wait is None or wait // MILLISECOND > left_ms else wait.total_seconds()

@@ -9,8 +9,8 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from .._commands.wire import Clock, Key, Verdict
-from .._keys import Command, Outcome, Request, Rules, Share, Step
+from .._commands.wire import Clock, Key, Verdict, sendable
+from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.loop import EachLoop, Loop, LoopLines
 from .._lines.own import Node
@@ -31,9 +31,13 @@ class InLoop(Asking):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
-    def known(self, key: Key, rules: Rules, cost: int) -> Verdict | None:
-        """Returns what a request of one share is told without asking the server, if that is known."""
-        return self.keys.known(self.now_ms(), key, rules, cost)
+    async def take(self, key: Key, rules: Rules, cost: int) -> Verdict:
+        """Takes units of one key, from its lease if that has enough."""
+        key = sendable(key)
+        verdict = self.keys.known(self.now_ms(), key, rules, cost)
+        if verdict is None:
+            verdict = verdict_of((await self.decide([Request([Share(key, rules, cost)])]))[0], cost)
+        return verdict
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. A task that is cancelled gives its units back."""

@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
-from .._commands.wire import Clock, Key, Verdict
-from .._keys import Command, Outcome, Request, Rules, Step
+from .._commands.wire import Clock, Key, Verdict, sendable
+from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
@@ -94,12 +94,15 @@ class InProcess(Asking):
         # Notified when a call ends, for a thread that closes.
         self._ended = threading.Condition(self._lock)
 
-    def known(self, key: Key, rules: Rules, cost: int) -> Verdict | None:
-        """Returns what a request of one share is told without asking the server, if that is known."""
-        now_ms = self.now_ms()
+    def take(self, key: Key, rules: Rules, cost: int) -> Verdict:
+        """Takes units of one key, from its lease if that has enough."""
+        key, now_ms = sendable(key), self.now_ms()
         with self._lock:
             # Asking gives back the leases that are over before it decides.
-            return None if self.keys.is_due(now_ms) else self.keys.known(now_ms, key, rules, cost)
+            verdict = None if self.keys.is_due(now_ms) else self.keys.known(now_ms, key, rules, cost)
+        if verdict is None:
+            verdict = verdict_of(self.ask([Request([Share(key, rules, cost)])])[0], cost)
+        return verdict
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         return self.ask(requests)

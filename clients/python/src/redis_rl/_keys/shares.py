@@ -60,11 +60,14 @@ class Outcome(NamedTuple):
     rows: tuple[tuple[Verdict, ...] | None, ...]
     """For each share the verdicts of its quotas, from a lease only the tightest; None where nothing is known."""
 
-    def verdict(self, cost: int) -> Verdict:
-        """Returns what the single command would reply to a request of one share, which costs so much."""
-        [rows] = self.rows
-        assert rows
-        return wire.tightest(rows)._replace(taken=0 if self.limited else cost, at=self.at)
+
+def verdict_of(outcome: Outcome | Exception, cost: int) -> Verdict:
+    """Returns what the single command would reply to a request of one share, which costs so much."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    [rows] = outcome.rows
+    assert rows
+    return wire.tightest(rows)._replace(taken=0 if outcome.limited else cost, at=outcome.at)
 
 
 def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
