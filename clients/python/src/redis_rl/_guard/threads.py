@@ -185,9 +185,11 @@ class InProcess(Asking):
             replies = self._exchange(call, call.sent, timeout)
             now_ms = self.now_ms_after()
             for reply in replies:
-                command = call.sent.pop(0)
+                command = call.sent[0]
                 if command.awaits_reply:
                     self._step(call, self.keys.reply, now_ms, command, command.read(reply))
+                # Not before: after an interruption, whoever waits for this reply would wait in vain.
+                del call.sent[0]
 
     def _exchange(self, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """Returns for each command the reply or the error. A node that is away is asked only by probes."""
