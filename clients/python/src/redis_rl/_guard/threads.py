@@ -156,9 +156,9 @@ class InProcess(Asking):
             self._abandon(call)
             raise
         finally:
+            self._calls.discard(call)
             for request in call.requests:
                 request.waiter = None
-            self._calls.discard(call)
             with self._lock:
                 self._ended.notify_all()
 
@@ -257,7 +257,10 @@ class InProcess(Asking):
         self._step(call, self.keys.close)
         self._carry_out(call, timeout)
         with self._lock:
-            self._ended.wait_for(lambda: under_way.isdisjoint(self._calls), max(0, until - monotonic()))
+            # Not for calls that are over: an interruption may have left one among them.
+            self._ended.wait_for(
+                lambda: not any(each.sent or each.commands for each in under_way), max(0, until - monotonic())
+            )
         self.lines.close()
 
 
