@@ -20,9 +20,9 @@ from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
+from .guards import SCOPE
 from .rights import Rights
 from .servers import PATIENCE, Server, wait_for
-from .test_policies import SCOPE
 
 TIMEOUT = 0.1
 

@@ -27,13 +27,11 @@ from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
+from .guards import PATIENT, SCOPE
 from .rights import Rights
 from .servers import Server, run
-from .test_policies import SCOPE
 
 LIMIT, REQUESTS = 5, 20
-# A loaded machine is no reason to let a request pass.
-PATIENT = 60.0
 # What a Sentinel and a pool of the application's own have opened is not closed with the client.
 pytestmark = pytest.mark.usefixtures("abandoned")
 KINDS = ["single", "one connection", "blocking pool", "cluster", "sentinel"]

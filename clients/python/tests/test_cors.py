@@ -36,9 +36,9 @@ import redis_rl.django
 import redis_rl.flask
 from redis_rl.http import Policy
 
+from .guards import PATIENT
 from .servers import Server
 from .services import project
-from .test_asgi import PATIENT
 
 pytestmark = pytest.mark.usefixtures("abandoned")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from . import http_servers
 from .forwarder import forwarding
 from .http_servers import Site
-from .servers import Server, wait_for
+from .servers import Server, blocked, paused, wait_for
 
 settings.configure(
     ROOT_URLCONF=__name__,
@@ -168,29 +167,19 @@ def test_any_client_that_cannot_connect_is_redis_away(
         assert "Redis is away" in caplog.text
 
 
-def test_a_burst_of_threads_passes_as_far_as_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burst_of_threads_passes_as_far_as_the_limit(
+    server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(settings.REDIS_RL, "URL", server.url)
     monkeypatch.setitem(settings.REDIS_RL, "FAIL", "closed")
     drf._limiter_of_settings.cache_clear()
     threads = 150
-    start = threading.Barrier(threads + 1)
     view: Any = Anon.as_view()
-
-    def request() -> int:
-        start.wait()
-        status: int = view(APIRequestFactory().get("/")).status_code
-        return status
-
-    with server.client() as raw, ThreadPoolExecutor(threads) as pool:
-        # So that all of them wait at once.
-        raw.execute_command("CLIENT", "PAUSE", 10**6, "WRITE")
-        told = [pool.submit(request) for _ in range(threads)]
-        start.wait()
-        wait_for(
-            "all connections to wait",
-            lambda: raw.info("clients")["blocked_clients"] + sum(map(Future.done, told)) >= 32,
-        )
-        raw.execute_command("CLIENT", "UNPAUSE")
+    # So that all of them wait at once.
+    with ThreadPoolExecutor(threads) as pool:
+        with paused(raw):
+            told = [pool.submit(lambda: view(APIRequestFactory().get("/")).status_code) for _ in range(threads)]
+            wait_for("all connections to wait", lambda: blocked(raw) + sum(map(Future.done, told)) >= 32)
         assert Counter(each.result() for each in told) == {200: 2, 429: threads - 2}
     limiter: Any = drf._limiter_of_settings()
     limiter.client.close()

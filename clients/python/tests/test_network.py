@@ -21,8 +21,8 @@ from redis_rl._lines.own import Library
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import Forwarder, forwarding
-from .servers import Server, run
-from .test_policies import SCOPE
+from .guards import SCOPE
+from .servers import Server, counted, run
 
 # A round trip, and the default timeout of a guard.
 DISTANCE, TIMEOUT = 0.08, 0.1
@@ -121,14 +121,9 @@ def network(server: Server) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def counted(raw: redis.Redis, key: str = "k") -> int:
-    left: int = raw.execute_command("RL.PEEK", key, LIMIT, "1d")[2]
-    return LIMIT - left
-
-
 def test_a_lease_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
     with redis.Redis(port=network.port, protocol=2) as client:
-        leases = Leases(RateLimiter(client), "log", (LIMIT, "1d"), units=100, duration=1000)
+        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, duration=1000)
         passed = sum(leases.take("k").allowed for _ in range(22))
         held = counted(raw) - passed
         assert held
@@ -139,7 +134,7 @@ def test_a_lease_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw:
 
 async def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
     async with redis.asyncio.Redis(port=network.port, protocol=2) as client:
-        guard = Guard(client, Policy("q", (LIMIT, "1d"), cost=100), key=lambda scope: "me")
+        guard = Guard(client, Policy("q", (LIMIT, "1h"), cost=100), key=lambda scope: "me")
         taken = await guard.take(SCOPE)
         await guard.take(SCOPE)
         network.lose_replies(1)
@@ -151,7 +146,7 @@ async def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Red
 
 def test_close_ends_within_its_timeout_though_the_server_is_silent(network: Forwarder) -> None:
     with redis.Redis(port=network.port, socket_timeout=None) as client:
-        leases = Leases(RateLimiter(client), "log", (LIMIT, "1d"), units=100, duration=1000)
+        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, duration=1000)
         for _ in range(22):
             leases.take("k")
         network.silence()

@@ -5,41 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import Decision
+from redis_rl import Decision, RateLimiter
 from redis_rl._guard import address, loops
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
+from redis_rl.http import Standing
 from redis_rl.testing import Clock
 
-from .servers import Monitor, Server
-from .test_asgi import PATIENT
+from .guards import PATIENT, SCOPE, guarded
+from .servers import Monitor, Server, counted
 from .test_cases import CASES, named
 
-SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
 NOW = 1_700_000_000_000
-
-
-@asynccontextmanager
-async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Monitor]]:
-    """A guard, and what it asks."""
-    asked = Monitor(server.port)
-    async with redis.asyncio.Redis(port=server.port) as client:
-        guard = Guard(client, policies, **{"timeout": PATIENT, **options})
-        try:
-            yield guard, asked
-        finally:
-            await guard.close()
-            asked.close()
 
 
 def policy_of(case: Any) -> Policy:
@@ -86,15 +74,6 @@ async def test_a_function_of_the_request_chooses_its_policies(server: Server) ->
         assert await staff.settle({"tokens": 5}) == {}
 
 
-async def test_several_policies_are_decided_in_one_step_all_or_nothing(server: Server) -> None:
-    async with guarded(server, [PAID, TOKENS]) as (guard, asked):
-        first, second = [await guard.take(SCOPE) for _ in range(2)]
-        assert (first.refused, second.refused) == (False, True)
-        assert json.loads(second.answer.body)["violated-policies"] == ["tokens-1d"]
-        assert fields(second) == '"paid-1h";r=8, "tokens-1d";r=40;t=86400'
-        assert [words[0] for words in asked.commands] == ["RL.ALL"] * 2
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis.Redis, is_async: bool) -> None:
     def cost(scope: Scope) -> int:
@@ -115,7 +94,7 @@ async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw:
         for user in ("bob", "", None):
             await guard.take({**SCOPE, "path": "/12", "user": user})
     assert sorted(raw.keys()) == ["bytes:", "bytes:bob"]
-    assert raw.execute_command("RL.PEEK", "bytes:bob", 100, "1h")[2] == 97
+    assert counted(raw, "bytes:bob") == 3
 
 
 async def test_a_key_that_is_none_and_an_address_that_is_unknown_are_told_once(
@@ -179,7 +158,7 @@ async def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_requ
         for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
             assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
         await guard.close()
-    assert raw.execute_command("RL.PEEK", "q:bob", 1000, "1h")[2] == 994
+    assert counted(raw, "q:bob") == 6
 
 
 async def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
@@ -403,11 +382,6 @@ async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(serve
             await guard.take(state, b)
 
 
-def test_a_guard_of_no_policy_is_an_error() -> None:
-    with pytest.raises(TypeError, match="policies are needed: None would limit nothing"):
-        Guard(redis.asyncio.Redis(), None)  # type: ignore[arg-type]
-
-
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
         Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
@@ -454,34 +428,13 @@ async def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw
         assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
 
 
-async def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(
-    cluster: list[Server],
-) -> None:
-    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        guard = Guard(client, [PAID, TOKENS], timeout=PATIENT)
-        for last in range(8):
-            taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
-            assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
-
-
 async def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
-    def counted() -> int:
-        left: int = raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2]
-        return 1000 - left
-
     policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
     async with guarded(server, policy) as (guard, _):
         taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
         for used in (60, 60, 250, 0, 0, 300, 30, 100):
             await taken.settle(used)
-            assert counted() == 100 + used
-
-
-async def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
-    async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
-        taken = await guard.take(SCOPE)
-        told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
-        assert [each["RateLimit"].split(";")[1] for each in told] == ["r=46"] * 5
+            assert counted(raw, "q:me") == 100 + used
 
 
 @pytest.mark.parametrize("turns", range(1, 6))
@@ -496,48 +449,9 @@ async def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server
         with suppress(asyncio.CancelledError):
             await settling
         await taken.settle(250)
-        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 250
+        assert counted(raw, "q:me") == 250
         await taken.settle(30)
-        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 30
-
-
-async def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
-    clock = Clock()
-
-    policy = Policy("q", (1000, "10s"), cost=100, key=lambda scope: "me")
-    async with guarded(server, policy, clock=clock) as (guard, asked):
-        taken = await guard.take(SCOPE)
-        first = clock()
-        clock.move(4)
-        await guard.take(SCOPE)
-        clock.move(4)
-        await taken.settle(150)
-        second = clock()
-        await taken.settle(20)
-        assert [words[5:] for words in asked.commands[-2:]] == [
-            ["-50", "AT", str(second)],
-            ["-80", "AT", str(first)],
-        ]
-
-
-async def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
-    def counted(policy: str) -> int:
-        left: int = raw.execute_command("RL.PEEK", f"{policy}:me", 50, "1m", "AT", NOW)[2]
-        return 50 - left
-
-    policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
-    async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
-        taken = await guard.take(SCOPE)
-        for used in (9, 4, 11):
-            await taken.settle({"a": used, "b": 2 * used})
-            assert (counted("a"), counted("b")) == (used, 2 * used)
-        await taken.settle({"a": 0})
-        assert (counted("a"), counted("b")) == (0, 22)
-        await taken.settle({"a": 5})
-        taken.release()
-        await guard.take(SCOPE)
-        assert (counted("a"), counted("b")) == (1, 1)
-        assert len(asked.commands) == 8
+        assert counted(raw, "q:me") == 30
 
 
 @pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
@@ -587,3 +501,45 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
         told.append((await guard.take(SCOPE)).decision)
         waits = [each.retry_after for each in told if each is not None and each.retry_after]
         assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))
+
+
+async def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        assert dict(message["headers"])[b"ratelimit"] == b'"q-1h";r=2;t=3600'
+
+    with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
+        async with guarded(server, Policy("q", "3/h")) as (guard, _):
+            await guard.middleware(application)({"type": "http"}, receive, send)
+            await guard.take(SCOPE)
+    assert fields.call_count == 1
+
+
+async def test_one_limit_is_asked_for_by_the_single_command_which_tells_the_time_too(server: Server) -> None:
+    async with guarded(server, Policy("q", "3/h")) as (guard, asked):
+        told = [await guard.take(SCOPE) for _ in range(4)]
+        assert [each.answer.status for each in told] == [200, 200, 200, 429]
+        assert [words[0] for words in asked.commands] == ["RL.LOG"] * 4
+        assert "r=1;" in (await told[0].settle(0))["RateLimit"]
+
+
+async def test_a_policy_with_a_lease_is_mostly_served_without_asking(server: Server, raw: redis.Redis) -> None:
+    async with guarded(server, Policy("q", "1000/d, 5000/30d", lease=100, key="me")) as (guard, asked):
+        told = [await guard.take(SCOPE) for _ in range(1000)]
+        assert [(fields(each) or "").partition(";t=")[0] for each in told[::500]] == ['"q-1d";r=999', '"q-1d";r=499']
+        assert len(asked.commands) < 100
+
+
+@pytest.mark.parametrize(
+    ("client", "policies", "options", "error"),
+    [
+        (redis.asyncio.Redis(), None, {}, "policies are needed: None would limit nothing"),
+        (redis.asyncio.Redis(), "1/s", {"key": "bob"}, "the key of a Guard is a function of the request: 'bob'"),
+        (RateLimiter(redis.Redis()), "1/s", {}, "a client of redis-py or valkey-py is needed: <redis_rl"),
+    ],
+)
+def test_a_guard_of_something_else_is_an_error(client: Any, policies: Any, options: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        Guard(client, policies, **options)

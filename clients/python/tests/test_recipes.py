@@ -21,8 +21,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
+from .guards import PATIENT
 from .servers import Server
-from .test_asgi import PATIENT
 
 RECIPES, ADAPTERS = ((Path(__file__).parents[1] / name).read_text() for name in ("recipes.md", "adapters.md"))
 POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]

@@ -14,9 +14,9 @@ import redis.sentinel
 
 from redis_rl import Decision, MemoryLimiter
 
+from .guards import PATIENT
 from .servers import Server, sentinel
 from .services import FRAMEWORKS, Answer, Ask, body_of
-from .test_asgi import PATIENT
 from .test_cases import FOLDERS
 
 SERVICE = json.loads(next(each / "service.json" for each in FOLDERS if (each / "service.json").exists()).read_text())

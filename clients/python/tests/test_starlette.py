@@ -22,10 +22,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from redis_rl.asgi import Answer, Guard, Policies, Policy, Refused, Scope
+from redis_rl.asgi import Guard, Policies, Policy, Refused, Scope
 
+from .guards import PATIENT, closing, violated
 from .servers import Server
-from .test_asgi import PATIENT, closing
 
 pytestmark = pytest.mark.usefixtures("abandoned")
 
@@ -58,38 +58,6 @@ def make(client: redis.asyncio.Redis, guard_of: MakeGuard) -> Make:
         return app, guard.limit, guard
 
     return make
-
-
-def violated(response: Any) -> list[str]:
-    """The policies that a refusal names."""
-    assert response.headers["content-type"] == "application/problem+json"
-    assert int(response.headers["content-length"]) == len(response.content)
-    problem = response.json()
-    assert problem["status"] == response.status_code
-    policies: list[str] = problem["violated-policies"]
-    return policies
-
-
-def test_a_route_of_fastapi_has_a_limit_of_its_own(make: Make) -> None:
-    app, limit, _ = make()
-
-    @app.get("/search", dependencies=[Depends(limit("2/10m, 5/h"))])
-    async def search() -> str:
-        return "found"
-
-    @app.get("/other")
-    async def other() -> str:
-        return "other"
-
-    name = "GET /search"
-    with TestClient(app) as site:
-        first, second, third = [site.get("/search") for _ in range(3)]
-        assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
-        assert first.headers["ratelimit-policy"] == f'"{name}-10m";q=2;w=600, "{name}-1h";q=5;w=3600'
-        assert first.headers["ratelimit"] == f'"{name}-10m";r=1;t=600, "{name}-1h";r=4;t=3600'
-        assert violated(third) == [f"{name}-10m"]
-        assert 0 < int(third.headers["retry-after"]) <= 600
-        assert "ratelimit" not in site.get("/other").headers
 
 
 def test_what_the_handler_answers_has_the_fields_however_it_answers(make: Make) -> None:
@@ -504,22 +472,6 @@ def test_a_route_may_not_limit_under_a_name_that_the_middleware_limits_under(gua
     guard_of(lambda scope: Policy("plan", "9/h")).limit(Policy("plan", "1/s"))
 
 
-def test_on_limited_answers_for_routes_too(make: Make) -> None:
-    def limited(scope: Scope, decision: Any, answer: Answer) -> Answer:
-        return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
-
-    app, limit, _ = make("9/h", on_limited=limited)
-
-    @app.get("/", dependencies=[Depends(limit(Policy("none", "0/h")))])
-    async def index() -> str:
-        return "hello"
-
-    with TestClient(app) as site:
-        answer = site.get("/")
-    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (420, b"buy more", "text/plain")
-    assert answer.headers["ratelimit"] == '"requests-1h";r=9;t=3600, "none-1h";r=0;t=0'
-
-
 def test_what_other_middleware_adds_to_a_refusal_stays(client: redis.asyncio.Redis, guard_of: MakeGuard) -> None:
     guard = guard_of()
     limit = guard.limit
@@ -596,3 +548,49 @@ def test_an_exception_of_a_middleware_further_in_goes_on_to_its_handler(
     app = Starlette(routes=routes, lifespan=closing(client), exception_handlers={LookupError: not_found})
     with TestClient(app) as site:
         assert (site.get("/").status_code, site.get("/").text) == (404, "not here")
+
+
+def test_the_handshake_of_a_websocket_is_limited_and_its_messages_are_not(server: Server) -> None:
+    client = redis.asyncio.Redis(port=server.port)
+    app = FastAPI(lifespan=closing(client))
+    guard = Guard(client, Policy("requests", (2, "1h")), key=lambda scope: "everybody", timeout=PATIENT)
+    app.add_middleware(guard.middleware)
+
+    @app.websocket("/")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept(headers=[(b"x-own", b"field")])
+        for _ in range(3):
+            await websocket.send_text(await websocket.receive_text())
+        await websocket.close()
+
+    with TestClient(app) as site:
+        for remaining in (1, 0):
+            with site.websocket_connect("/") as websocket:
+                fields = {(name, value) for name, value in websocket.extra_headers or () if name != b"ratelimit-policy"}
+                assert fields == {(b"x-own", b"field"), (b"ratelimit", f'"requests-1h";r={remaining};t=3600'.encode())}
+                for text in ("a", "b", "c"):
+                    websocket.send_text(text)
+                    assert websocket.receive_text() == text
+        with pytest.raises(WebSocketDenialResponse) as denied, site.websocket_connect("/"):
+            pass
+        response = denied.value
+        assert (response.status_code, response.json()["status"]) == (429, 429)
+        assert 0 < int(response.headers["retry-after"]) <= 3600
+
+
+async def test_a_websocket_is_closed_where_the_server_cannot_send_an_answer(server: Server) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        raise AssertionError("it is not asked")
+
+    async with redis.asyncio.Redis(port=server.port) as client:
+        guard = Guard(client, Policy("requests", (0, "1h")), timeout=PATIENT)
+        await guard.middleware(application)({"type": "websocket", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1013}]
