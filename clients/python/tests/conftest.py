@@ -83,6 +83,18 @@ def raw_cluster(cluster: list[Server]) -> Iterator[redis.RedisCluster]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def _sentinel(_server: Server) -> Iterator[int]:
+    with servers.sentinel(_server) as port:
+        yield port
+
+
+@pytest.fixture
+def sentinel(server: Server, _sentinel: int) -> int:
+    """The port of a Sentinel that knows the server as ``mine``."""
+    return _sentinel
+
+
 @pytest.fixture
 def abandoned() -> Iterator[None]:
     """For a loop that ends without closing its connections, as a test client's does: they are collected here."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-import redis.asyncio
+import redis
+from fastapi import FastAPI
 
 from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policies, Scope
@@ -21,25 +22,24 @@ SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1"
 @asynccontextmanager
 async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Monitor]]:
     """A guard, and what it asks."""
-    asked = Monitor(server.port)
-    async with redis.asyncio.Redis(port=server.port) as client:
-        guard = Guard(client, policies, **{"timeout": PATIENT, **options})
-        try:
-            yield guard, asked
-        finally:
-            await guard.close()
-            asked.close()
+    asked, guard = Monitor(server.port), guard_of(server, policies, **options)
+    try:
+        yield guard, asked
+    finally:
+        await guard.close()
+        asked.close()
 
 
-def closing(client: redis.asyncio.Redis) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """A lifespan that ends with the client's connections."""
+def guard_of(server: Server, policies: Policies = (), **options: Any) -> Guard:
+    """With connections of its own, of which the client opens none."""
+    return Guard(redis.Redis(port=server.port), policies, **{"timeout": PATIENT, **options})
 
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        yield
-        await client.aclose()
 
-    return lifespan
+def app_of(server: Server, policies: Policies = (), **options: Any) -> tuple[FastAPI, Any, Guard]:
+    """An application, its limit for routes, and its guard."""
+    guard, app = guard_of(server, policies, **options), FastAPI()
+    app.add_middleware(guard.middleware)
+    return app, guard.limit, guard
 
 
 def violated(response: Any) -> list[str]:

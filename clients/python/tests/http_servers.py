@@ -19,7 +19,6 @@ from .servers import wait_for
 class Answer(NamedTuple):
     status: int
     fields: dict[str, str]
-    body: bytes
 
 
 class Site:
@@ -32,18 +31,12 @@ class Site:
 
     def get(self, path: str, **fields: str) -> Answer:
         headers = {name.replace("_", "-"): value for name, value in fields.items()}
-        return self._answer(urllib.request.Request(self._url + path, headers=headers))
-
-    def post(self, path: str, body: str) -> Answer:
-        return self._answer(urllib.request.Request(self._url + path, data=body.encode()))
-
-    def _answer(self, request: urllib.request.Request) -> Answer:
         try:
-            response: Any = self._opener.open(request, timeout=30)
+            response: Any = self._opener.open(urllib.request.Request(self._url + path, headers=headers), timeout=30)
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, response.read())
+            return Answer(response.status, {k.lower(): v for k, v in response.headers.items()})
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from redis_rl.asgi import Guard, Policy
 from .forwarder import forwarding
 from .guards import SCOPE
 from .rights import Rights
-from .servers import PATIENCE, Server, wait_for
+from .servers import PATIENCE, Server, counted, wait_for
 
 TIMEOUT = 0.1
 
@@ -70,8 +70,7 @@ kinds = pytest.mark.parametrize("kind", ["tasks", "threads"])
 def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
     kind: str, fail: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = Server()
-    with forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
+    with Server() as old, forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
         for _ in range(3):
             assert not decide().is_local
         # The old master stays up, and so do its connections.
@@ -85,7 +84,6 @@ def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
             in_a_row = in_a_row + 1 if decision and not decision.is_local else 0
             time.sleep(0.01)
         assert time.monotonic() - begun < 2 + 20 * 0.02
-    old.stop()
     meanwhile = "limits are local meanwhile" if fail == "local" else "requests pass meanwhile"
     why = "this server is a replica: use an address that follows the master, or Sentinel"
     assert len(caplog.messages) == 2, "the beginning and the end"
@@ -189,8 +187,9 @@ def test_a_server_without_the_module_or_with_an_older_one_is_named(
     assert f"the server has not loaded the redis-rl module{older}" in caplog.messages[0]
 
 
-def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_server: Server) -> None:
-    with deciding("threads", own_server.port, fail="local") as decide:
+@kinds
+def test_a_server_that_says_nothing_is_waited_for_by_one_request_at_a_time(kind: str, own_server: Server) -> None:
+    with deciding(kind, own_server.port, fail="local") as decide:
         assert not decide().is_local
         own_server.freeze()
         assert decide().is_local
@@ -208,6 +207,8 @@ def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_se
         while decide().is_local:
             time.sleep(0.01)
         assert time.monotonic() - begun < 2
+    with own_server.client() as raw:
+        assert 2 <= counted(raw, "q:{192.0.2.1}", 100_000) <= 3, "what asks whether it is back takes nothing"
 
 
 @pytest.mark.parametrize("threads", [100, 400, pytest.param(10_000, marks=pytest.mark.rest)])

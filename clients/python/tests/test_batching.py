@@ -222,48 +222,25 @@ async def test_a_burst_on_a_cluster_passes_as_far_as_the_limits(cluster: list[Se
 
 @cluster_clients
 @pytest.mark.parametrize("away", [stopped, killed])
-async def test_a_node_that_is_away_holds_up_its_own_keys_alone(cluster: list[Server], kind: Any, away: Any) -> None:
-    for node in cluster:
-        with node.client() as raw:
-            raw.config_set("cluster-require-full-coverage", "no")
-    client = kind(host="127.0.0.1", port=cluster[0].port)
-    limited = guard(await client.initialize(), fail="closed", timeout=TIMEOUT)
-    paths = [f"/{number}" for number in range(30)]
-
-    async def each_once() -> dict[str, int]:
-        told = await asyncio.gather(*(statuses(limited, 1, path) for path in paths))
-        return {path: status for path, [status] in zip(paths, told, strict=True)}
-
-    assert set((await each_once()).values()) == {200}
-    its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
-    assert its_own
-    with away(cluster[1]):
-        for _ in range(2):
-            told = await each_once()
-            assert {path for path in paths if told[path] == 503} == its_own
-            assert {told[path] for path in paths if path not in its_own} == {200}
-    servers.wait_until_complete(cluster)
-    while 503 in (await each_once()).values():
-        pass
-    await client.aclose()
-
-
-@cluster_clients
-@pytest.mark.parametrize("away", [stopped, killed])
-async def test_keys_of_a_node_that_is_away_alone_are_limited_here(cluster: list[Server], kind: Any, away: Any) -> None:
-    local: dict[str, bool] = {}
+@pytest.mark.parametrize("fail", ["closed", "local"])
+async def test_a_node_that_is_away_holds_up_its_own_keys_alone(
+    cluster: list[Server], kind: Any, away: Any, fail: str
+) -> None:
+    by_server: set[str] = set()
     paths = [f"/{number}" for number in range(30)]
 
     def on_decision(scope: Any, decision: Any, policies: Any) -> None:
-        local[scope["path"]] = decision.is_local
+        if not decision.is_local:
+            by_server.add(scope["path"])
 
     for node in cluster:
         with node.client() as raw:
             raw.config_set("cluster-require-full-coverage", "no")
     client = kind(host="127.0.0.1", port=cluster[0].port)
-    limited = guard(await client.initialize(), fail="local", timeout=TIMEOUT, on_decision=on_decision)
+    limited = guard(await client.initialize(), fail=fail, timeout=TIMEOUT, on_decision=on_decision)
 
     async def passed(requests: int) -> list[int]:
+        by_server.clear()
         told = await asyncio.gather(*(statuses(limited, requests, path) for path in paths))
         return [each.count(200) for each in told]
 
@@ -271,12 +248,12 @@ async def test_keys_of_a_node_that_is_away_alone_are_limited_here(cluster: list[
     its_own = {path for path in paths if client.get_node_from_key(f"q:{path}").port == cluster[1].port}
     assert its_own
     with away(cluster[1]):
-        for here, elsewhere in ((LIMIT, LIMIT - 1), (0, 0)):
+        for here, elsewhere in ((LIMIT if fail == "local" else 0, LIMIT - 1), (0, 0)):
             assert await passed(2 * LIMIT) == [here if path in its_own else elsewhere for path in paths]
-            assert {path for path in paths if local[path]} == its_own
+            assert by_server == set(paths) - its_own
     servers.wait_until_complete(cluster)
     begun = time.monotonic()
-    while any(local.values()):
+    while len(by_server) < len(paths):
         await passed(1)
         await asyncio.sleep(0.01)
     assert time.monotonic() - begun < 1.5

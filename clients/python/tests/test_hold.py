@@ -123,15 +123,6 @@ async def test_a_place_is_free_when_the_block_has_ended_however_it_does(server: 
         assert free(raw) == LIMIT
 
 
-def test_a_program_that_ends_after_the_block_leaves_nothing(server: Server, raw: redis.Redis) -> None:
-    async def program() -> None:
-        async with AsyncRateLimiter(redis.asyncio.Redis(port=server.port)).hold("jobs", LIMIT):
-            assert free(raw) == LIMIT - 1
-
-    run(program())
-    assert free(raw) == LIMIT
-
-
 async def test_to_be_refused_is_an_answer(server: Server, raw: redis.Redis) -> None:
     async with tasks(server) as limiter:
         async with limiter.hold("jobs", 1), limiter.hold("jobs", 1) as second:

@@ -69,18 +69,6 @@ class InLoop:
         return lambda *args, **options: self._loop.run_until_complete(getattr(self._strategy, name)(*args, **options))
 
 
-@pytest.fixture(scope="session")
-def _sentinel(_server: Server) -> Iterator[int]:
-    with servers.sentinel(_server) as port:
-        yield port
-
-
-@pytest.fixture
-def sentinel(server: Server, _sentinel: int) -> int:
-    """The port of a Sentinel that knows the server."""
-    return _sentinel
-
-
 KINDS = ["sync", "async", "cluster", "async cluster", "sentinel", "async sentinel"]
 
 
@@ -183,11 +171,6 @@ def test_a_moving_window_resets_when_its_oldest_unit_frees(strategies: Any, requ
     assert limiter.hit(HOURLY, "k", cost=5)
     with timed() as about:
         assert limiter.get_window_stats(HOURLY, "k") == (about(now - 3000 + HOUR), 0)
-
-
-def test_an_empty_moving_window_would_reset_one_window_from_now(strategies: Any) -> None:
-    with timed() as about:
-        assert strategies("moving-window").get_window_stats(HOURLY, "k") == (about(time.time() + HOUR), 10)
 
 
 def test_a_sliding_window_resets_when_the_next_unit_of_the_window_before_fades(

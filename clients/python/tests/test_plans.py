@@ -12,7 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 import valkey.asyncio
-from fastapi import Depends, FastAPI
+from fastapi import Depends
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from redis_rl.asgi import Guard, Policy, Scope
 
-from .guards import PATIENT, SCOPE, closing, guarded, violated
+from .guards import PATIENT, SCOPE, app_of, guard_of, guarded, violated
 from .servers import Server, blocked, counted, paused, run, until, wait_for
 
 pytestmark = pytest.mark.usefixtures("abandoned")
@@ -40,16 +40,8 @@ def account(scope: Scope) -> str:
 PLAN = Policy("plan", "50/h", key=account)
 
 
-def app_of(server: Server, policies: Any = (EVERYBODY, PLAN), **options: Any) -> tuple[FastAPI, Any, Guard]:
-    client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(client, list(policies), **{"timeout": PATIENT, **options})
-    app = FastAPI(lifespan=closing(client))
-    app.add_middleware(guard.middleware)
-    return app, guard.limit, guard
-
-
 def test_a_refusal_by_a_route_costs_nothing_further_out(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server)
+    app, limit, _ = app_of(server, [EVERYBODY, PLAN])
 
     @app.get("/search", dependencies=[Depends(limit(Policy("search", "2/h")))])
     async def search() -> list[str]:
@@ -79,12 +71,10 @@ def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
     async def found(request: Request) -> Response:
         return JSONResponse([])
 
-    client = redis.asyncio.Redis(port=server.port)
-    outer = Guard(client, Policy("everybody", "100/h", key="all", lease=lease), timeout=PATIENT)
-    mounted, inner = (Guard(client, Policy(name, f"{n}/h"), timeout=PATIENT) for name, n in (("api", 3), ("search", 2)))
+    outer = guard_of(server, Policy("everybody", "100/h", key="all", lease=lease))
+    mounted, inner = guard_of(server, Policy("api", "3/h")), guard_of(server, Policy("search", "2/h"))
     search = Route("/", found, middleware=[Middleware(inner.middleware)])
     app = Starlette(
-        lifespan=closing(client),
         middleware=[Middleware(outer.middleware)],
         routes=[Mount("/api", Starlette(middleware=[Middleware(mounted.middleware)], routes=[search]))],
     )
@@ -150,7 +140,7 @@ async def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: re
 
 
 def test_a_limit_of_a_route_counts_by_what_the_plan_counts_by(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server)
+    app, limit, _ = app_of(server, [EVERYBODY, PLAN])
 
     @app.get("/search", dependencies=[Depends(limit(Policy("search", "1/h")))])
     async def search() -> str:
@@ -212,7 +202,7 @@ def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, ra
 def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_counts(
     server: Server, raw: redis.Redis
 ) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     words = Policy("words", "100/h", key="all")
 
     @app.post("/generate")
@@ -228,14 +218,13 @@ def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_coun
 
 
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
-    client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(client, Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
+    guard = guard_of(server, Policy("tokens", "100/h", cost=50, key="all"))
 
     async def generate(request: Request) -> Response:
         await guard.settle(request.scope, 10)
         return PlainTextResponse("done")
 
-    app = Starlette(routes=[Route("/", generate)], lifespan=closing(client), middleware=[Middleware(guard.middleware)])
+    app = Starlette(routes=[Route("/", generate)], middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         assert site.get("/").headers["ratelimit"].startswith('"tokens-1h";r=90')
     assert counted(raw, "tokens:all") == 10
@@ -248,7 +237,7 @@ async def test_settling_by_a_request_without_the_middleware_is_an_error(server: 
 
 
 def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     scopes: list[Scope] = []
 
     @app.get("/")
@@ -262,28 +251,11 @@ def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
         run(guard.settle(scopes[0], {"plan": 5}))
 
 
-def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
-    app, _, guard = app_of(server)
-    tokens = Policy("tokens", "100/h", unit="tokens")
-
-    @app.post("/generate")
-    async def generate(request: Request) -> str:
-        await guard.take(request, tokens, int(await request.body()))
-        return "done"
-
-    with TestClient(app) as site:
-        assert site.post("/generate", content="60").headers["ratelimit"].count(";r=") == 3
-        refused = site.post("/generate", content="60")
-        assert (refused.status_code, violated(refused)) == (429, ["tokens-1h"])
-        wait_for("what the refused one took to be back", lambda: counted(raw, "everybody:all") == 1)
-    assert counted(raw, "tokens:nobody") == 60
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
     server: Server, raw: redis.Redis, at_once: bool
 ) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     [a, b, c] = [Policy(name, "100/h", key="all") for name in "abc"]
 
     @app.get("/search")
@@ -303,9 +275,8 @@ def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
 def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
     server: Server, own_server: Server, raw: redis.Redis
 ) -> None:
-    app, _, _ = app_of(server)
-    away = redis.asyncio.Redis(port=own_server.port)
-    inner = Guard(away, fail="closed", timeout=PATIENT).limit
+    app, _, _ = app_of(server, [EVERYBODY, PLAN])
+    inner = guard_of(own_server, fail="closed").limit
 
     @app.get("/search", dependencies=[Depends(inner(Policy("search", "9/h", key="all")))])
     async def search() -> str:
