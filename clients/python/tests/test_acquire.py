@@ -174,11 +174,3 @@ def test_without_a_clock_of_its_own_it_sleeps_in_real_time(server: Server) -> No
     assert second.at is not None
     assert second.allowed
     assert second.at - first.at >= 50
-
-
-async def test_on_a_cluster(cluster: list[Server]) -> None:
-    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        clock = Slept()
-        limiter = AsyncRateLimiter(client, clock=clock, sleep=clock.async_sleep)
-        told = await asyncio.gather(*(limiter.acquire("log", f"k{n % 3}", "1/10s", cost=1) for n in range(6)))
-        assert all(told)

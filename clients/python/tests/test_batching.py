@@ -186,21 +186,17 @@ async def test_a_server_that_hangs_is_not_connected_to_for_each_timeout(own_serv
     assert connections <= 3 + 10 * took, "two a timeout of a new connection, and one for this question"
 
 
-@pytest.mark.usefixtures("abandoned")
-@pytest.mark.parametrize("kind", [redis.asyncio.Redis, valkey.asyncio.Valkey])
-def test_a_limiter_may_be_used_by_one_event_loop_after_another(server: Server, kind: Any) -> None:
-    limited = guard(kind(port=server.port), fail="closed", timeout=PATIENT)
-    assert [run(statuses(limited, 2)) for _ in range(4)] == [[200, 200], [200, 200], [200, 429], [429, 429]]
-
-
 CLUSTER_CLIENTS: list[Any] = [redis.asyncio.RedisCluster, valkey.asyncio.ValkeyCluster]
 cluster_clients = pytest.mark.parametrize("kind", CLUSTER_CLIENTS, ids=["redis", "valkey"])
 
 
 @pytest.mark.usefixtures("abandoned")
-@cluster_clients
-def test_a_limiter_of_a_cluster_may_be_used_by_one_event_loop_after_another(cluster: list[Server], kind: Any) -> None:
-    limited = guard(kind(host="127.0.0.1", port=cluster[0].port), fail="closed", timeout=PATIENT)
+@pytest.mark.parametrize("kind", [redis.asyncio.Redis, valkey.asyncio.Valkey, *CLUSTER_CLIENTS])
+def test_a_limiter_may_be_used_by_one_event_loop_after_another(
+    server: Server, cluster: list[Server], kind: Any
+) -> None:
+    node = cluster[0] if kind in CLUSTER_CLIENTS else server
+    limited = guard(kind(host="127.0.0.1", port=node.port), fail="closed", timeout=PATIENT)
 
     async def each_twice() -> list[int]:
         return [status for number in range(9) for status in await statuses(limited, 2, f"/{number}")]

@@ -76,6 +76,8 @@ def uri_of(kind: str, request: pytest.FixtureRequest, login: str = "") -> str:
     scheme = "async+redis-rl" if "async" in kind else "redis-rl"
     if "cluster" in kind:
         return f"{scheme}+cluster://{login}127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
+    if "memory" in kind:
+        return f"{scheme}+memory://"
     if "sentinel" in kind:
         return f"{scheme}+sentinel://127.0.0.1:{request.getfixturevalue('sentinel')}/mine"
     return f"{scheme}://{login}127.0.0.1:{request.getfixturevalue('server').port}"
@@ -92,8 +94,9 @@ def strategies_of(kind: str, request: pytest.FixtureRequest, login: str = "", **
     loop = asyncio.new_event_loop()
     storage = loop.run_until_complete(make(uri, **options))
     yield lambda name: InLoop(loop, ASYNC_STRATEGIES[name](storage))
-    own = [storage.bridge.storage, *getattr(getattr(storage.bridge, "sentinel", None), "sentinels", ())]
-    loop.run_until_complete(asyncio.wait([loop.create_task(each.aclose()) for each in own]))
+    bridge = getattr(storage, "bridge", storage)
+    for each in (bridge.storage, *getattr(getattr(bridge, "sentinel", None), "sentinels", ())):
+        loop.run_until_complete(each.aclose())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
@@ -117,7 +120,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "memory", "async memory"])
 def timed_strategies(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
     """The same by that clock."""
     with strategies_of(request.param, request, clock=clock) as strategies:
@@ -315,6 +318,8 @@ def test_reset_forgets_what_has_the_prefix_and_nothing_else(server: Server, raw:
 
 def test_check_tells_whether_the_module_answers(any_storage: Any) -> None:
     assert any_storage.check()
+    in_memory: Any = storage_from_string("redis-rl+memory://")
+    assert in_memory.check()
     nowhere: Any = storage_from_string("redis-rl://127.0.0.1:1")
     assert not nowhere.check()
 

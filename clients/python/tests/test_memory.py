@@ -9,9 +9,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import limits
-import limits.aio.strategies
-import limits.strategies
 import pytest
 import redis
 import redis.asyncio
@@ -76,32 +73,6 @@ def test_threads_may_share_one() -> None:
 async def test_leases_of_tasks() -> None:
     async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
         assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
-
-
-@pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_storages_of_limits(strategy: str, is_async: bool) -> None:
-    item, clock = limits.parse("2/10 seconds"), Clock()
-    scheme = "async+redis-rl+memory://" if is_async else "redis-rl+memory://"
-    storage: Any = storage_from_string(scheme, clock=clock)  # type: ignore[arg-type]
-    limiter = (limits.aio.strategies if is_async else limits.strategies).STRATEGIES[strategy](storage)
-
-    def told(value: Any) -> Any:
-        async def awaited() -> Any:
-            return await value
-
-        return asyncio.run(awaited()) if is_async else value
-
-    assert told(storage.check())
-    assert [told(limiter.hit(item, "k")) for _ in range(3)] == [True, True, False]
-    assert told(limiter.get_window_stats(item, "k")).remaining == 0
-    told(limiter.clear(item, "k"))
-    assert told(limiter.hit(item, "k"))
-    assert told(limiter.hit(item, "k"))
-    clock.move(20)
-    assert told(limiter.hit(item, "k"))
-    assert told(storage.reset()) == 1
-    assert told(limiter.get_window_stats(item, "k")).remaining == 2
 
 
 def test_fixed_windows_of_a_storage_that_have_ended_are_forgotten() -> None:
