@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,20 +63,6 @@ def test_a_hot_key_takes_a_command_for_many_decisions_and_exactly_the_limit_pass
         assert calls(raw) < len(verdicts) / 100
     assert allowed(verdicts) == 100_000
     assert [verdict.remaining for verdict in verdicts[:100_000]] == [*range(99_999, -1, -1)]
-
-
-def test_close_gives_back_what_is_left_and_every_request_is_asked_for_then(
-    limiter: RateLimiter, raw: redis.Redis
-) -> None:
-    with leases_of(limiter) as leases:
-        for number in range(100):
-            leases.take(f"k{number % 2}")
-        assert counted(raw, "k0") > 50
-    assert counted(raw, "k0") == counted(raw, "k1") == 50
-    raw.config_resetstat()
-    for number in range(10):
-        assert leases.take("k0").remaining == LIMIT - 51 - number
-    assert calls(raw) == 10
 
 
 def test_a_lease_that_is_over_goes_back_with_the_next_request(limiter: RateLimiter, raw: redis.Redis) -> None:
@@ -131,16 +117,21 @@ def waiting(leases: Leases, key: str) -> int:
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
+def asked_at_once(leases: Leases, raw: redis.Redis, threads: int) -> list[Future[Verdict]]:
+    """One thread asks for a key, and the others wait for its reply."""
+    with ThreadPoolExecutor(threads) as pool, paused(raw):
+        told = [pool.submit(leases.take, "k")]
+        wait_for("the first to ask", lambda: blocked(raw) == 1)
+        told += [pool.submit(leases.take, "k") for _ in range(threads - 1)]
+        wait_for("the others to wait", lambda: waiting(leases, "k") == threads - 2)
+    return told
+
+
 def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: redis.Redis) -> None:
     leases = leases_of(limiter)
-    with ThreadPoolExecutor(11) as pool:
-        with paused(raw):
-            first = pool.submit(leases.take, "k")
-            wait_for("the first to ask", lambda: blocked(raw) == 1)
-            others = [pool.submit(leases.take, "k") for _ in range(10)]
-            wait_for("the others to wait", lambda: waiting(leases, "k") == 9)
-        assert first.result().remaining == LIMIT - 1
-        assert sorted(other.result().remaining for other in others) == [*range(LIMIT - 11, LIMIT - 1)]
+    first, *others = asked_at_once(leases, raw, 11)
+    assert first.result().remaining == LIMIT - 1
+    assert sorted(other.result().remaining for other in others) == [*range(LIMIT - 11, LIMIT - 1)]
     assert calls(raw) == 3
     leases.close()
     assert counted(raw) == 11
@@ -149,15 +140,9 @@ def test_threads_that_wait_for_a_key_ask_together(limiter: RateLimiter, raw: red
 def test_an_error_is_that_of_all_who_waited_for_it(limiter: RateLimiter, raw: redis.Redis) -> None:
     raw.set("k", "something else")
     leases = leases_of(limiter)
-    with ThreadPoolExecutor(6) as pool:
-        with paused(raw):
-            first = pool.submit(leases.take, "k")
-            wait_for("the first to ask", lambda: blocked(raw) == 1)
-            others = [pool.submit(leases.take, "k") for _ in range(5)]
-            wait_for("the others to wait", lambda: waiting(leases, "k") == 4)
-        for each in (first, *others):
-            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-                each.result()
+    for each in asked_at_once(leases, raw, 6):
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            each.result()
     raw.delete("k")
     assert not leases.take("k").limited
 
@@ -267,16 +252,11 @@ def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw:
         )
 
 
-@pytest.mark.parametrize("cost", [1.5, "1", None, True])
-def test_a_cost_that_is_no_integer_is_an_error(limiter: RateLimiter, cost: Any) -> None:
-    with pytest.raises(TypeError):
-        leases_of(limiter).take("k", cost)
-
-
-def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: RateLimiter) -> None:
+@pytest.mark.parametrize("cost", [1.5, "1", None, True, 2**53])
+def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: RateLimiter, cost: Any) -> None:
     leases = leases_of(limiter)
-    with pytest.raises(ValueError, match="a cost must be a whole number from"):
-        leases.take("k", 2**53)
+    with pytest.raises((TypeError, ValueError)):
+        leases.take("k", cost)
     assert not leases.take("k").limited
 
 
