@@ -77,7 +77,7 @@ def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
         with old.client() as raw:
             raw.replicaof("127.0.0.1", str(server.port))
             wait_for("it to be a replica", lambda: raw.info("replication").get("master_link_status") == "up")
-        network.move(server.port)
+        network.server_port = server.port
         begun, in_a_row = time.monotonic(), 0
         while in_a_row < 20:
             decision = decide()

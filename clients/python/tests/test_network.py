@@ -104,7 +104,7 @@ def test_a_lease_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw:
         passed = sum(leases.take("k").allowed for _ in range(22))
         held = counted(raw) - passed
         assert held
-        network.lose_replies(1)
+        network.replies_to_lose = 1
         leases.close()
         assert counted(raw) == passed
 
@@ -114,7 +114,7 @@ async def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Red
         guard = Guard(client, Policy("q", (LIMIT, "1h"), cost=100), key=lambda scope: "me")
         taken = await guard.take(SCOPE)
         await guard.take(SCOPE)
-        network.lose_replies(1)
+        network.replies_to_lose = 1
         await taken.settle(60)
         assert counted(raw, "q:me") == 160
         await taken.settle(60)
