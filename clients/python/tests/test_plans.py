@@ -16,7 +16,7 @@ from fastapi import Depends
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
@@ -218,13 +218,13 @@ def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_coun
 
 
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
-    guard = guard_of(server, Policy("tokens", "100/h", cost=50, key="all"))
+    app, _, guard = app_of(server, Policy("tokens", "100/h", cost=50, key="all"))
 
-    async def generate(request: Request) -> Response:
+    @app.get("/")
+    async def generate(request: Request) -> str:
         await guard.settle(request.scope, 10)
-        return PlainTextResponse("done")
+        return "done"
 
-    app = Starlette(routes=[Route("/", generate)], middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         assert site.get("/").headers["ratelimit"].startswith('"tokens-1h";r=90')
     assert counted(raw, "tokens:all") == 10
