@@ -257,16 +257,15 @@ def test_a_server_that_is_not_there_raises_as_ever() -> None:
         RateLimiter(client).log("k", (5, "10s"))
 
 
-def test_every_key_finds_its_node(cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        limiter = RateLimiter(client)
-        for user in range(100):
-            assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
-            decision = limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)])
-            assert [row.remaining for row in decision.rows] == [3, 6]
-            info = limiter.info(f"{{{user}}}b")
-            assert info is not None
-            assert info.windows[0].used == 3
+def test_every_key_finds_its_node(cluster: list[Server], raw_cluster: Any) -> None:
+    limiter = RateLimiter(raw_cluster)
+    for user in range(100):
+        assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
+        decision = limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)])
+        assert [row.remaining for row in decision.rows] == [3, 6]
+        info = limiter.info(f"{{{user}}}b")
+        assert info is not None
+        assert info.windows[0].used == 3
     assert redirections(cluster) == 0
 
 
@@ -280,9 +279,9 @@ async def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
     assert redirections(cluster) == 0
 
 
-def test_keys_of_different_slots_are_refused(cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client, pytest.raises(RedisClusterException):
-        RateLimiter(client).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
+def test_keys_of_different_slots_are_refused(raw_cluster: Any) -> None:
+    with pytest.raises(RedisClusterException):
+        RateLimiter(raw_cluster).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
 
 
 def redirections(cluster: list[Server]) -> int:

@@ -58,7 +58,7 @@ class Everybody(drf.RedisRLThrottle):
         return "everybody"
 
 
-def ask(throttle: type[Any], scope: str | None = None, **fields: str) -> Any:
+def ask(throttle: type[Any], scope: str | None = None, **fields: Any) -> Any:
     """What a view that has the throttle answers."""
 
     class View(APIView):

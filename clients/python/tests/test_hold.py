@@ -20,7 +20,7 @@ from redis_rl import AsyncHold, AsyncRateLimiter, MemoryLimiter, RateLimiter
 from redis_rl._guard.hold import _renewals
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Monitor, Server, blocked, paused, run, until
+from .servers import PATIENCE, Monitor, Server, blocked, calls, paused, run, until
 from .test_acquire import Slept
 
 LIMIT, FOR = 5, 30
@@ -267,7 +267,7 @@ async def test_what_is_on_its_way_to_a_task_that_is_cancelled_goes_back(server: 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        await until(lambda: raw.info("commandstats")["cmdstat_RL.LOG"]["calls"] == 3)
+        await until(lambda: calls(raw) == 3)
         assert free(raw) == LIMIT - 1
 
 

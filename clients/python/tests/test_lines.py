@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,13 +14,8 @@ from redis_rl._lines.away import Away
 from redis_rl._lines.errors import TABLE, is_away, state_of
 from redis_rl._lines.line import Line
 
-from .test_cases import FOLDERS
+from .test_cases import table
 from .test_local import Process, without_cost_of_one
-
-
-def table(name: str) -> Any:
-    return json.loads(next(folder / name for folder in FOLDERS if (folder / name).exists()).read_text())
-
 
 HISTORIES: list[Any] = table("histories.json")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +16,9 @@ from redis_rl import Decision, MemoryLimiter
 from .guards import PATIENT
 from .servers import Server
 from .services import FRAMEWORKS, Answer, Ask, body_of
-from .test_cases import FOLDERS
+from .test_cases import table
 
-SERVICE = json.loads(next(each / "service.json" for each in FOLDERS if (each / "service.json").exists()).read_text())
+SERVICE = table("service.json")
 frameworks = pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
 
 

@@ -166,11 +166,10 @@ def test_a_terminal_sees_how_far_a_long_list_is(server: Server, raw: redis.Redis
     assert tool(server.port, "list", "api:1")[2] == ""
 
 
-def test_all_masters_of_a_cluster_are_asked(cluster: list[Server]) -> None:
+def test_all_masters_of_a_cluster_are_asked(cluster: list[Server], raw_cluster: Any) -> None:
     keys = [f"api:{number}" for number in range(20)]
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        for key in keys:
-            client.execute_command("RL.LOG", key, 5, "10m")
+    for key in keys:
+        raw_cluster.execute_command("RL.LOG", key, 5, "10m")
     for words in (["list", "api:"], ["-c", "list", "--quotas", "5/10m"]):
         status, out, _ = tool(cluster[1].port, *words)
         assert (status, sorted(line.split("\t")[0] for line in out.splitlines())) == (0, sorted(keys))
@@ -213,12 +212,11 @@ def test_who_is_limited_is_watched_and_the_setting_is_put_back(server: Server, r
     raw.config_set("notify-keyspace-events", "")
 
 
-def test_who_is_limited_is_watched_on_a_cluster(cluster: list[Server]) -> None:
+def test_who_is_limited_is_watched_on_a_cluster(cluster: list[Server], raw_cluster: Any) -> None:
     words = [*PROGRAM, "-p", str(cluster[0].port), "watch", "--enable"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
-        with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-            assert limit_while(process, [client], "api:3").split()[2] == "api:3"
+        assert limit_while(process, [raw_cluster], "api:3").split()[2] == "api:3"
     finally:
         process.terminate()
         process.wait(60)
