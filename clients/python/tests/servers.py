@@ -91,15 +91,13 @@ class Server:
 
     def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
         """``settings`` are words for the server's command line; with those of TLS, that is on a port of its own."""
-        self.tls_port = free_port() if tls else 0
         self._command = [REDIS_SERVER, "--bind", "127.0.0.1", "--save", ""]
         # Replicas come one by one: nothing waits for a second.
-        self._command += ["--repl-diskless-sync-delay", "0", *settings]
-        self._command += ["--tls-port", str(self.tls_port), *tls]
+        self._command += ["--repl-diskless-sync-delay", "0", *settings, *tls]
         if module:
             self._command += ["--loadmodule", MODULE]
         for _ in range(5):
-            self.port = free_port()
+            self.port, self.tls_port = free_port(), free_port() if tls else 0
             self._folder = tempfile.mkdtemp()
             said = self._start()
             if not said:
@@ -115,7 +113,7 @@ class Server:
         log = Path(self._folder) / "log"
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [*self._command, "--port", str(self.port), "--dir", self._folder],
+                [*self._command, "--port", str(self.port), "--tls-port", str(self.tls_port), "--dir", self._folder],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
