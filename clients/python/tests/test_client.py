@@ -238,9 +238,12 @@ def test_a_server_without_the_module_is_named_in_the_error(server_without_module
 
 
 async def test_a_server_without_the_module_is_named_in_the_error_async(server_without_module: Server) -> None:
-    with pytest.raises(redis.ResponseError, match="has not loaded"):
-        async with redis.asyncio.Redis(port=server_without_module.port) as client:
-            await AsyncRateLimiter(client).info("k")
+    async with redis.asyncio.Redis(port=server_without_module.port) as client:
+        limiter = AsyncRateLimiter(client)
+        async with AsyncLeases(limiter, "log", "5/h") as leases:
+            for asked in (limiter.info("k"), leases.take("k")):
+                with pytest.raises(redis.ResponseError, match="has not loaded"):
+                    await asked
 
 
 def test_a_cluster_without_the_module_is_named_in_the_error() -> None:

@@ -21,7 +21,7 @@ def test_a_policy_names_its_quotas_in_the_header_field() -> None:
 
 
 def test_a_policy_has_an_algorithm_and_a_unit() -> None:
-    policy = Policy("tokens", "1000/m", unit="tokens", algorithm="sliding")
+    policy = Policy("tokens", "1000/m, 1000/h", unit="tokens", algorithm="sliding")
     assert policy.items[0].text == '"tokens-1m";q=1000;qu="tokens";w=60'
     assert policy.share("k", 1).rows()[0].algorithm == "sliding"
 

@@ -246,6 +246,16 @@ async def test_on_error_is_told_of_each_request_that_redis_did_not_decide_and_th
     assert caplog.messages == ["Redis is away: no answer in time; requests pass meanwhile"]
 
 
+async def test_an_error_as_the_answer_is_a_request_that_is_not_decided(
+    server: Server, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw.set("requests:{192.0.2.1}", "something else")
+    async with guarded(server, "9/h", fail="closed") as (guard, _):
+        answer = (await guard.take(SCOPE)).answer
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": 503, "title": "The rate limiter is away"})
+    assert "a request was not decided: WRONGTYPE Operation" in caplog.text
+
+
 async def respond(answer: Callable[..., Any], server: Server, policies: Policies, **options: Any) -> list[Any]:
     """What a middleware with these options sends for a request."""
     sent: list[Any] = []
