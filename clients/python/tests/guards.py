@@ -31,7 +31,7 @@ async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIt
 
 
 def guard_of(server: Server, policies: Policies = (), **options: Any) -> Guard:
-    """With connections of its own, of which the client opens none."""
+    """A guard with connections of its own; the client opens none."""
     return Guard(redis.Redis(port=server.port), policies, **{"timeout": PATIENT, **options})
 
 

@@ -92,7 +92,7 @@ class Server:
     def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
         """``settings`` are words for the server's command line; with those of TLS, that is on a port of its own."""
         self._command = [REDIS_SERVER, "--bind", "127.0.0.1", "--save", ""]
-        # Replicas come one by one: nothing waits for a second.
+        # A replica is synchronized at once, instead of after five seconds.
         self._command += ["--repl-diskless-sync-delay", "0", *settings, *tls]
         if module:
             self._command += ["--loadmodule", MODULE]

@@ -37,7 +37,7 @@ def tool(port: int, *words: str, **environment: str) -> tuple[int, str, str]:
             status = main(["-p", str(port), *words])
         except SystemExit as end:
             status = int(end.code or 0)
-    # Who watches ends by it.
+    # The command that watches sets a handler.
     signal.signal(signal.SIGTERM, at_end)
     for text in (out, errors):
         text.seek(0)
