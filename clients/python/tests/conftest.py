@@ -31,16 +31,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def _server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.stop()
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture
 def server(_server: Server) -> Server:
     """A server that is empty."""
-    with _server.client() as client:
-        client.flushall()
+    _server.empty()
     return _server
 
 
@@ -48,23 +46,20 @@ def server(_server: Server) -> Server:
 def raw(server: Server) -> Iterator[redis.Redis]:
     """A plain client of it."""
     with server.client() as client:
-        client.config_resetstat()
         yield client
 
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """A server that a test may stop or freeze."""
-    server = Server()
-    yield server
-    server.stop()
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture
 def server_without_module() -> Iterator[Server]:
-    server = Server(module=False)
-    yield server
-    server.stop()
+    with Server(module=False) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -77,10 +72,27 @@ def _cluster() -> Iterator[list[Server]]:
 def cluster(_cluster: list[Server]) -> list[Server]:
     """Three masters that are empty."""
     for node in _cluster:
-        with node.client() as client:
-            client.flushall()
-            client.config_resetstat()
+        node.empty()
     return _cluster
+
+
+@pytest.fixture
+def raw_cluster(cluster: list[Server]) -> Iterator[redis.RedisCluster]:
+    """A plain client of them."""
+    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def _sentinel(_server: Server) -> Iterator[int]:
+    with servers.sentinel(_server) as port:
+        yield port
+
+
+@pytest.fixture
+def sentinel(server: Server, _sentinel: int) -> int:
+    """The port of a Sentinel that knows the server as ``mine``."""
+    return _sentinel
 
 
 @pytest.fixture

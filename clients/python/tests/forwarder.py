@@ -13,10 +13,13 @@ class Forwarder:
 
     def __init__(self, server_port: int, delay: float = 0.0) -> None:
         """With half of ``delay`` each way, in seconds."""
-        self._server_port, self._half = server_port, delay / 2
+        # New connections lead there.
+        self.server_port = server_port
+        self._half = delay / 2
         self._loop = asyncio.new_event_loop()
         self._paths: list[_Path] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        # So many replies do not arrive: their connections are cut instead.
         self.replies_to_lose = 0
         self.connections = 0
         # Times that something has come from a client.
@@ -38,27 +41,12 @@ class Forwarder:
 
     def silence(self) -> None:
         """The connections that there are carry nothing any more, and new ones do."""
-
-        def silence_all() -> None:
-            for path in self._paths:
-                path.silence()
-            done.set()
-
-        done = threading.Event()
-        self._loop.call_soon_threadsafe(silence_all)
-        done.wait()
-
-    def move(self, server_port: int) -> None:
-        """New connections lead to another server, and those that there are stay."""
-        self._server_port = server_port
-
-    def lose_replies(self, number: int) -> None:
-        """So many replies do not arrive: their connections are cut instead."""
-        self.replies_to_lose = number
+        for path in self._paths:
+            path.is_silent = True
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
         self._paths += [_Path(self, to_server, writer), _Path(self, writer, to_server, replies=True)]
         for each, path in zip((reader, from_server), self._paths[-2:], strict=True):
             task = self._loop.create_task(path.carry(each))
@@ -89,10 +77,7 @@ class _Path:
         self, network: Forwarder, to: asyncio.StreamWriter, back: asyncio.StreamWriter, *, replies: bool = False
     ) -> None:
         self._network, self._to, self._back, self._replies = network, to, back, replies
-        self._is_silent = False
-
-    def silence(self) -> None:
-        self._is_silent = True
+        self.is_silent = False
 
     def cut(self) -> None:
         self._to.close()
@@ -102,7 +87,7 @@ class _Path:
         while data := await reader.read(65536):
             if not self._replies:
                 self._network.writes += 1
-            if self._is_silent:
+            if self.is_silent:
                 continue
             # Only what a decision is answered with.
             if self._replies and self._network.replies_to_lose and data.startswith(b"*"):
@@ -113,7 +98,7 @@ class _Path:
                 self._network._loop.call_later(self._network._half, self._to.write, data)
             else:
                 self._to.write(data)
-        if not self._is_silent:
+        if not self.is_silent:
             self._network._loop.call_later(self._network._half, self._to.close)
 
 

@@ -17,18 +17,21 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 REDIS_SERVER = os.environ.get("REDIS_SERVER", "redis-server")
 MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/libredis_rl.so"))
 PATIENCE = 120.0
+# By default redis-py tries for seconds to reach a server that is not there.
+NO_RETRY = Retry(NoBackoff(), 0)
 _SLOTS = 16384
 
 
-def wait_for(what: str, condition: Callable[[], bool]) -> None:
+def wait_for(what: str, condition: Callable[[], object]) -> None:
     """Until it holds, however busy the machine is."""
     give_up = time.monotonic() + PATIENCE
     while not condition():
@@ -47,6 +50,18 @@ def blocked(raw: redis.Redis) -> int:
     """How many connections wait for a server that is paused."""
     clients: int = raw.info("clients")["blocked_clients"]
     return clients
+
+
+def counted(raw: Any, key: str = "k", limit: int = 1000, window: str = "1h") -> int:
+    """Units that are counted."""
+    left: int = raw.execute_command("RL.PEEK", key, limit, window)[2]
+    return limit - left
+
+
+def calls(raw: redis.Redis, command: str = "RL.LOG") -> int:
+    """How often a server has carried it out."""
+    stats = raw.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name.lower() == f"cmdstat_{command}".lower())
 
 
 @contextlib.contextmanager
@@ -68,19 +83,21 @@ def run(test: Awaitable[Any]) -> Any:
     return asyncio.run(within_patience())
 
 
-class _Server:
-    """A server on a free port of the loopback interface and in a temporary folder, without persistence.
+class Server:
+    """A server on a free port of the loopback interface and in a temporary folder, which a test may freeze and kill.
 
     It ends with :meth:`stop` or with a ``with`` block, and at the latest with the process that started it.
     """
 
-    def __init__(self, program: str, module: str | None, *settings: str) -> None:
-        """``settings`` are words for the server's command line, such as ``"--maxmemory", "10mb"``."""
-        self._command = [program, "--bind", "127.0.0.1", "--save", "", *settings]
+    def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
+        """``settings`` are words for the server's command line; with those of TLS, that is on a port of its own."""
+        self._command = [REDIS_SERVER, "--bind", "127.0.0.1", "--save", ""]
+        # A replica is synchronized at once, instead of after five seconds.
+        self._command += ["--repl-diskless-sync-delay", "0", *settings, *tls]
         if module:
-            self._command += ["--loadmodule", module]
+            self._command += ["--loadmodule", MODULE]
         for _ in range(5):
-            self.port = free_port()
+            self.port, self.tls_port = free_port(), free_port() if tls else 0
             self._folder = tempfile.mkdtemp()
             said = self._start()
             if not said:
@@ -96,19 +113,15 @@ class _Server:
         log = Path(self._folder) / "log"
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [*self._command, "--port", str(self.port), "--dir", self._folder],
+                [*self._command, "--port", str(self.port), "--tls-port", str(self.tls_port), "--dir", self._folder],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 preexec_fn=end_with_parent if sys.platform == "linux" else None,
             )
         atexit.register(self._process.kill)
-        give_up = time.monotonic() + PATIENCE
-        while self._process.poll() is None and not self._answers():
-            if time.monotonic() > give_up:
-                self.stop()
-                raise TimeoutError(f"{' '.join(self._command)} does not answer")
-            time.sleep(0.01)
+        # Not the server of somebody else who was faster.
+        wait_for("the server", lambda: self._process.poll() is not None or answers(self.port) == self._process.pid)
         return "" if self._process.poll() is None else log.read_text(errors="replace") or "it said nothing"
 
     @property
@@ -116,62 +129,18 @@ class _Server:
         """As a client takes it."""
         return f"redis://127.0.0.1:{self.port}"
 
-    def empty(self) -> None:
-        """Forgets all keys."""
-        with redis.Redis(port=self.port) as client:
-            client.flushall()
-
-    def stop(self) -> None:
-        """Ends it, and removes its folder."""
-        self._process.kill()
-        self._process.wait()
-        atexit.unregister(self._process.kill)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> _Server:
-        """Itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stops it."""
-        self.stop()
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
-            # Not the server of somebody else who was faster.
-            return bool(client.info("server")["process_id"] == self._process.pid)
-        return False
-
-
-def free_port() -> int:
-    """One whose cluster bus port, 10000 above, exists too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port <= 55_000:
-            return port
-
-
-def end_with_parent() -> None:
-    """For Linux: also if the parent is killed. That is when the thread ends that has started it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-class Server(_Server):
-    """A server that a test may freeze, kill and start again."""
-
-    def __init__(self, *settings: str, module: bool = True, tls: Sequence[str] = ()) -> None:
-        """With the settings of TLS, that is on a port of its own."""
-        self.tls_port = free_port() if tls else 0
-        super().__init__(REDIS_SERVER, MODULE if module else None, *settings, "--tls-port", str(self.tls_port), *tls)
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, decode_responses=True)
 
     def keys(self) -> list[str]:
         with self.client() as client:
             return sorted(client.keys())
 
-    def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, decode_responses=True)
+    def empty(self) -> None:
+        """Forgets all keys and statistics."""
+        with self.client() as client:
+            client.flushall()
+            client.config_resetstat()
 
     def freeze(self) -> None:
         """Has it answer nobody, until :meth:`thaw`."""
@@ -189,16 +158,48 @@ class Server(_Server):
         if said := self._start():
             raise RuntimeError(said)
 
+    def stop(self) -> None:
+        """Ends it, and removes its folder."""
+        self.kill()
+        atexit.unregister(self._process.kill)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def answers(port: int) -> int:
+    """The process of the server that listens there, or 0 if none does."""
+    with contextlib.suppress(redis.RedisError), redis.Redis(port=port, retry=NO_RETRY) as client:
+        process: int = client.info("server")["process_id"]
+        return process
+    return 0
+
+
+def free_port() -> int:
+    """One whose cluster bus port, 10000 above, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port <= 55_000:
+            return port
+
+
+def end_with_parent() -> None:
+    """For Linux: also if the parent is killed. That is when the thread ends that has started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
 
 @contextlib.contextmanager
 def cluster(*, module: bool = True, replica: bool = False, tls: Sequence[str] = ()) -> Iterator[list[Server]]:
     """Three masters, and perhaps a replica of the first, which soon takes over when that is gone."""
     with contextlib.ExitStack() as stack:
-        nodes = []
-        timeout = "1000" if replica else "5000"
-        for _ in range(4 if replica else 3):
-            nodes.append(Server("--cluster-enabled", "yes", "--cluster-node-timeout", timeout, module=module, tls=tls))
-            stack.callback(nodes[-1].stop)
+        settings = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000" if replica else "5000"]
+        nodes = [stack.enter_context(Server(*settings, module=module, tls=tls)) for _ in range(4 if replica else 3)]
         for index, node in enumerate(nodes):
             with node.client() as client:
                 if index < 3:
@@ -259,18 +260,11 @@ def sentinel(master: Server, *tls: str) -> Iterator[int]:
             preexec_fn=end_with_parent,
         )
         try:
-            with redis.Redis(port=port) as client:
-                wait_for("the Sentinel to answer", lambda: _answers(client))
+            wait_for("the Sentinel to answer", lambda: answers(port))
             yield port
         finally:
             process.kill()
             process.wait()
-
-
-def _answers(client: redis.Redis) -> bool:
-    with contextlib.suppress(redis.RedisError):
-        return bool(client.ping())
-    return False
 
 
 def wait_until_complete(nodes: list[Server]) -> None:

@@ -113,14 +113,22 @@ def export_of(limits: Limits) -> Policy:
     return Policy("export", "10/m", cost=limits.rows)
 
 
+def saying(answer: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes handlers that are coroutines and answer a text."""
+
+    def says(text: str) -> Callable[[Any], Awaitable[Any]]:
+        async def handler(request: Any) -> Any:
+            return answer(text)
+
+        return handler
+
+    return says
+
+
 def starlette(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.asgi, SCOPE, client, **options)
 
-    def says(text: str) -> Callable[[Request], Awaitable[Response]]:
-        async def handler(request: Request) -> Response:
-            return PlainTextResponse(text)
-
-        return handler
+    says = saying(PlainTextResponse)
 
     async def generate(request: Request) -> Response:
         await guard.settle(request, {"tokens": int(request.query_params["used"])})
@@ -205,11 +213,7 @@ def aiohttp(client: Any, **options: Any) -> Iterator[Ask]:
     )
     guard = guard_of(redis_rl.aiohttp, limits, client, **options)
 
-    def says(text: str) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handler(request: web.Request) -> web.Response:
-            return web.Response(text=text)
-
-        return handler
+    says = saying(lambda text: web.Response(text=text))
 
     async def generate(request: web.Request) -> web.Response:
         await guard.settle(request, {"tokens": int(request.query["used"])})
@@ -319,9 +323,6 @@ def views_of(guard: Any, says: Callable[[str], Any], generate: Any, batch: Any) 
 def django(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.django, DJANGO, client, **options)
 
-    def says(text: str) -> Callable[[HttpRequest], HttpResponse]:
-        return lambda request: HttpResponse(text)
-
     def generate(request: HttpRequest) -> HttpResponse:
         guard.settle(request, {"tokens": int(request.GET["used"])})
         return HttpResponse("done")
@@ -330,7 +331,7 @@ def django(client: Any, **options: Any) -> Iterator[Ask]:
         guard.take(request, BATCH, cost=2)
         return HttpResponse("done")
 
-    with project(guard, views_of(guard, says, generate, batch)):
+    with project(guard, views_of(guard, lambda text: lambda request: HttpResponse(text), generate, batch)):
         site = DjangoClient()
 
         def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
@@ -343,12 +344,6 @@ def django(client: Any, **options: Any) -> Iterator[Ask]:
 def django_async(client: Any, **options: Any) -> Iterator[Ask]:
     guard = guard_of(redis_rl.django, DJANGO, client, **options)
 
-    def says(text: str) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
-        async def view(request: HttpRequest) -> HttpResponse:
-            return HttpResponse(text)
-
-        return view
-
     async def generate(request: HttpRequest) -> HttpResponse:
         await guard.asettle(request, {"tokens": int(request.GET["used"])})
         return HttpResponse("done")
@@ -357,7 +352,7 @@ def django_async(client: Any, **options: Any) -> Iterator[Ask]:
         await guard.atake(request, BATCH, cost=2)
         return HttpResponse("done")
 
-    with project(guard, views_of(guard, says, generate, batch)):
+    with project(guard, views_of(guard, saying(HttpResponse), generate, batch)):
         site = DjangoAsyncClient()
         loop = asyncio.new_event_loop()
 

@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import limits
-import limits.aio.strategies
-import limits.strategies
 import pytest
 import redis
 import redis.asyncio
-from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import Leases, RateLimiter
 from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
+from . import test_limits
 from .rights import APP, ON_A_CLUSTER, Rights
 from .servers import Server
+from .test_limits import YEARLY
 
 OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
 ADAPTERS = (Path(__file__).parents[1] / "adapters.md").read_text()
-YEARLY = limits.parse("10 per year")
 LOGIN: Any = {"username": "app", "password": "secret"}
 
 
@@ -97,82 +94,41 @@ def test_a_guard_on_a_cluster(cluster: list[Server]) -> None:
     asyncio.run(take_and_settle(redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port, **LOGIN)))
 
 
-class Strategies:
-    """The strategies on a storage of the library, each call of a coroutine awaited."""
-
-    def __init__(self, uri: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._asynchronous = uri.startswith("async")
-        self.storage: Any = self._loop.run_until_complete(self._make(uri))
-
-    async def _make(self, uri: str) -> Any:
-        return storage_from_string(uri, key_prefix="limit")
-
-    def __call__(self, name: str) -> Callable[..., Any]:
-        kinds: Any = limits.aio.strategies.STRATEGIES if self._asynchronous else limits.strategies.STRATEGIES
-        strategy = kinds[name](self.storage)
-        return lambda method, *args, **options: self.wait_for(getattr(strategy, method)(*args, **options))
-
-    def wait_for(self, result: Any) -> Any:
-        return self._loop.run_until_complete(result) if asyncio.iscoroutine(result) else result
-
-    def close(self) -> None:
-        if self._asynchronous:
-            self.wait_for(self.storage.bridge.storage.aclose())
-        else:
-            self.storage.storage.close()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+@pytest.fixture(params=["sync", "async", "cluster", "async cluster"])
+def strategies(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Rights]]:
+    """What makes a strategy of the limits library by its name, and the rights of its user."""
+    rights = request.getfixturevalue("cluster_rights" if "cluster" in request.param else "rights")
+    with test_limits.strategies_of(request.param, request, "app:secret@", key_prefix="limit") as strategies:
+        yield strategies, rights
 
 
-@pytest.fixture(params=["redis-rl", "async+redis-rl", "redis-rl+cluster", "async+redis-rl+cluster"])
-def strategies(request: pytest.FixtureRequest) -> Iterator[tuple[Strategies, Rights]]:
-    on_cluster = "cluster" in request.param
-    rights = request.getfixturevalue("cluster_rights" if on_cluster else "rights")
-    server = request.getfixturevalue("cluster")[0] if on_cluster else request.getfixturevalue("server")
-    strategies = Strategies(f"{request.param}://app:secret@127.0.0.1:{server.port}")
-    yield strategies, rights
-    strategies.close()
-
-
-@pytest.mark.parametrize("name", ["fixed-window", "moving-window", "sliding-window-counter"])
-def test_a_strategy_of_the_limits_library(strategies: tuple[Strategies, Rights], name: str) -> None:
+@pytest.mark.parametrize("name", test_limits.STRATEGIES)
+def test_a_strategy_of_the_limits_library(strategies: tuple[Any, Rights], name: str) -> None:
     made, rights = strategies
     rights.give(*needs(name))
-    limiter = made(name)
-    assert made.wait_for(made.storage.check())
-    assert limiter("get_window_stats", YEARLY, "k").remaining == 10
-    assert limiter("hit", YEARLY, "k", cost=7)
-    assert limiter("test", YEARLY, "k", cost=3)
-    assert not limiter("test", YEARLY, "k", cost=4)
-    assert limiter("get_window_stats", YEARLY, "k").remaining == 3
-    assert limiter("hit", YEARLY, "k", cost=3)
-    assert not limiter("hit", YEARLY, "k")
-    assert limiter("get_window_stats", YEARLY, "k").remaining == 0
-    limiter("clear", YEARLY, "k")
-    assert limiter("get_window_stats", YEARLY, "k").remaining == 10
+    test_limits.test_every_strategy_counts_costs_and_takes_no_more_than_the_limit(made, name)
 
 
-def test_a_moving_window_tells_the_same_with_and_without_scripts(strategies: tuple[Strategies, Rights]) -> None:
+def test_a_moving_window_tells_the_same_with_and_without_scripts(strategies: tuple[Any, Rights]) -> None:
     made, rights = strategies
     limiter = made("moving-window")
     for cost in (0, 3, 7):
-        limiter("hit", YEARLY, "k", cost=cost)
+        limiter.hit(YEARLY, "k", cost=cost)
         rights.give("+eval", "+evalsha")
-        made.storage._may_run_scripts = True
-        with_scripts = limiter("get_window_stats", YEARLY, "k")
-        assert made.storage._may_run_scripts
+        limiter.storage._may_run_scripts = True
+        with_scripts = limiter.get_window_stats(YEARLY, "k")
+        assert limiter.storage._may_run_scripts
         rights.give("-eval", "-evalsha")
-        without = limiter("get_window_stats", YEARLY, "k")
-        assert not made.storage._may_run_scripts
+        without = limiter.get_window_stats(YEARLY, "k")
+        assert not limiter.storage._may_run_scripts
         assert without.remaining == with_scripts.remaining
         assert without.reset_time == pytest.approx(with_scripts.reset_time, abs=30)
 
 
-def test_a_fixed_window_that_cannot_be_cleared_says_so(strategies: tuple[Strategies, Rights]) -> None:
+def test_a_fixed_window_that_cannot_be_cleared_says_so(strategies: tuple[Any, Rights]) -> None:
     made, rights = strategies
     rights.give(*needs("fixed-window"), "-del")
     limiter = made("fixed-window")
-    limiter("hit", YEARLY, "k")
+    limiter.hit(YEARLY, "k")
     with pytest.raises(redis.exceptions.NoPermissionError):
-        limiter("clear", YEARLY, "k")
+        limiter.clear(YEARLY, "k")

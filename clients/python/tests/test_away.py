@@ -20,9 +20,9 @@ from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
+from .guards import SCOPE
 from .rights import Rights
-from .servers import PATIENCE, Server, wait_for
-from .test_policies import SCOPE
+from .servers import PATIENCE, Server, counted, wait_for
 
 TIMEOUT = 0.1
 
@@ -70,22 +70,20 @@ kinds = pytest.mark.parametrize("kind", ["tasks", "threads"])
 def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
     kind: str, fail: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = Server()
-    with forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
+    with Server() as old, forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
         for _ in range(3):
             assert not decide().is_local
         # The old master stays up, and so do its connections.
         with old.client() as raw:
             raw.replicaof("127.0.0.1", str(server.port))
             wait_for("it to be a replica", lambda: raw.info("replication").get("master_link_status") == "up")
-        network.move(server.port)
+        network.server_port = server.port
         begun, in_a_row = time.monotonic(), 0
         while in_a_row < 20:
             decision = decide()
             in_a_row = in_a_row + 1 if decision and not decision.is_local else 0
             time.sleep(0.01)
         assert time.monotonic() - begun < 2 + 20 * 0.02
-    old.stop()
     meanwhile = "limits are local meanwhile" if fail == "local" else "requests pass meanwhile"
     why = "this server is a replica: use an address that follows the master, or Sentinel"
     assert len(caplog.messages) == 2, "the beginning and the end"
@@ -189,8 +187,9 @@ def test_a_server_without_the_module_or_with_an_older_one_is_named(
     assert f"the server has not loaded the redis-rl module{older}" in caplog.messages[0]
 
 
-def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_server: Server) -> None:
-    with deciding("threads", own_server.port, fail="local") as decide:
+@kinds
+def test_a_server_that_says_nothing_is_waited_for_by_one_request_at_a_time(kind: str, own_server: Server) -> None:
+    with deciding(kind, own_server.port, fail="local") as decide:
         assert not decide().is_local
         own_server.freeze()
         assert decide().is_local
@@ -208,6 +207,8 @@ def test_a_server_that_says_nothing_is_waited_for_by_one_thread_at_a_time(own_se
         while decide().is_local:
             time.sleep(0.01)
         assert time.monotonic() - begun < 2
+    with own_server.client() as raw:
+        assert 2 <= counted(raw, "q:{192.0.2.1}", 100_000) <= 3, "what asks whether it is back takes nothing"
 
 
 @pytest.mark.parametrize("threads", [100, 400, pytest.param(10_000, marks=pytest.mark.rest)])

@@ -23,9 +23,14 @@ from redis_rl.http import Item, Standing
 
 from .servers import Server
 
-# In a clone of the repository, and in the source distribution.
-FOLDERS = (Path(__file__).parents[2], Path(__file__).parent)
-CASES = json.loads(next(folder / "cases.json" for folder in FOLDERS if (folder / "cases.json").exists()).read_text())
+
+def table(name: str) -> Any:
+    """A table of all clients: in a clone of the repository, and in the source distribution."""
+    folders = (Path(__file__).parents[2], Path(__file__).parent)
+    return json.loads(next(folder / name for folder in folders if (folder / name).exists()).read_text())
+
+
+CASES = table("cases.json")
 
 
 def named(cases: list[Any]) -> Any:
@@ -120,9 +125,8 @@ async def test_commands_async(case: Any, server: Server) -> None:
 
 
 @named(CASES["commands"])
-async def test_commands_on_a_cluster(case: Any, cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        await follow(case, RateLimiter(client), client)
+async def test_commands_on_a_cluster(case: Any, raw_cluster: Any) -> None:
+    await follow(case, RateLimiter(raw_cluster), raw_cluster)
 
 
 @pytest.mark.parametrize("case", CASES["quotas"], ids=lambda case: repr(case["text"]))

@@ -9,15 +9,13 @@ import pytest
 import redis
 import redis.asyncio
 import valkey.asyncio
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
-from redis.retry import Retry
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter, Row, cmd
 from redis_rl.testing import Clock
 
 from . import servers
-from .servers import Server
+from .servers import NO_RETRY, Server
 
 T = 1_700_000_040_000
 
@@ -35,12 +33,6 @@ def test_a_window_is_a_text_or_seconds_or_a_timedelta(raw: redis.Redis, window: 
 def test_a_window_in_parts_of_milliseconds_is_refused(raw: redis.Redis) -> None:
     with pytest.raises(ValueError, match="whole milliseconds"):
         RateLimiter(raw).fixed("k", (5, timedelta(microseconds=1500)))
-
-
-def test_keys_are_bytes_too(raw: redis.Redis) -> None:
-    limiter = RateLimiter(raw)
-    limiter.log(b"\xff\x00", (5, "10s"), at=T)
-    assert limiter.peek(b"\xff\x00", (5, "10s"), at=T).remaining == 4
 
 
 # A lone surrogate, and what Python makes of bytes that are no text.
@@ -74,16 +66,6 @@ async def test_a_key_that_is_no_proper_text_is_limited_as_any_other(
     assert limiter.reset(key)
     client.close()
     await async_client.aclose()
-
-
-def test_a_wait_says_whether_it_helps(raw: redis.Redis) -> None:
-    limiter = RateLimiter(raw)
-    allowed = limiter.log("k", (2, "10s"), cost=2, at=T)
-    limited = limiter.log("k", (2, "10s"), at=T + 1)
-    never = limiter.log("k", (2, "10s"), cost=3, at=T + 1)
-    assert (allowed.limited, allowed.retry_after) == (False, None)
-    assert (limited.limited, limited.retry_after) == (True, timedelta(milliseconds=9_999))
-    assert (never.limited, never.retry_after) == (True, None)
 
 
 def test_the_answer_is_true_if_the_request_is_allowed(raw: redis.Redis) -> None:
@@ -127,7 +109,7 @@ def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:
     clock = Clock(T)
     limiter = RateLimiter(raw, clock=clock)
     for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
-        assert method(method.__name__, "1/10s")
+        assert method(method.__name__, "1/10s", partial=True)[5:] == (1, clock())
         assert not method(method.__name__, "1/10s")
         assert not limiter.peek(method.__name__, "1/10s")
         clock.move(20)
@@ -177,25 +159,6 @@ def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.
     assert told.algorithm == "log"
 
 
-@pytest.mark.parametrize("method", ["fixed", "sliding", "log", "bucket"])
-def test_partial_takes_what_fits_and_tells_how_much_and_as_of_when(raw: redis.Redis, method: str) -> None:
-    take = getattr(RateLimiter(raw), method)
-    assert take("k", (8, "1m"), cost=3, partial=True, at=T)[5:] == (3, T)
-    limited = take("k", (8, "1m"), cost=9, partial=True, at=T + 1000)
-    assert (limited.limited, limited.remaining, limited.taken, limited.at) == (True, 0, 5, T + 1000)
-    back = take("k", (8, "1m"), cost=-7, partial=True, at=T + 1000)
-    assert (back.taken, back.remaining) == (-7, 7)
-    assert take("k", (8, "1m"), cost=7, at=T + 1000)[5:] == (None, None), "not without partial"
-
-
-async def test_partial_async(server: Server) -> None:
-    async with redis.asyncio.Redis(port=server.port) as client:
-        limiter = AsyncRateLimiter(client)
-        for method in (limiter.fixed, limiter.sliding, limiter.log, limiter.bucket):
-            verdict = await method(method.__name__, (8, "1m"), cost=9, partial=True, at=T)
-            assert (verdict.taken, verdict.at) == (8, T)
-
-
 def test_partial_is_not_for_force(raw: redis.Redis) -> None:
     with pytest.raises(redis.ResponseError, match="FORCE and PARTIAL"):
         RateLimiter(raw).log("k", (8, "1m"), partial=True, force=True)
@@ -209,37 +172,18 @@ def test_the_clock_of_the_server_decides_without_at(raw: redis.Redis) -> None:
     assert timedelta(minutes=59) < wait <= timedelta(hours=1)
 
 
-def test_a_reservation_is_settled_as_of_its_time(raw: redis.Redis) -> None:
-    limiter = RateLimiter(raw)
-    reserved = limiter.all([Row("{a}user", "fixed", 1000, "1m", 300), Row("{a}team", "log", 5000, "1h", 300)], at=T)
-    limiter.fixed("{a}user", (1000, "1m"), cost=50, at=T + 60_000)
-    settled = limiter.all(
-        [("{a}user", "fixed", 1000, "1m", -200), ("{a}team", "log", 5000, "1h", -200)], at=reserved.at
-    )
-    assert not settled.limited
-    assert limiter.peek("{a}user", (1000, "1m"), at=T + 60_000).remaining == 950, "that window has passed"
-    assert limiter.peek("{a}team", (5000, "1h"), at=T + 60_000).remaining == 4900
-
-
-KINDS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("kind", "async_kind"), [(redis.Redis, redis.asyncio.Redis), (valkey.Valkey, valkey.asyncio.Valkey)]
 )
-
-
-@KINDS
-def test_a_client_of_the_other_kind_is_refused_at_once(kind: Any, async_kind: Any) -> None:
-    with pytest.raises(TypeError, match="AsyncRateLimiter"):
-        RateLimiter(async_kind())
-    with pytest.raises(TypeError, match="use RateLimiter"):
-        AsyncRateLimiter(kind())
-
-
-@KINDS
-def test_a_pipeline_is_refused_at_once(kind: Any, async_kind: Any) -> None:
-    with pytest.raises(TypeError, match="pipeline"):
-        RateLimiter(kind().pipeline())
-    with pytest.raises(TypeError, match="pipeline"):
-        AsyncRateLimiter(async_kind().pipeline())
+def test_a_client_of_the_other_kind_and_a_pipeline_are_refused_at_once(kind: Any, async_kind: Any) -> None:
+    for limiter, client, error in (
+        (RateLimiter, async_kind(), "AsyncRateLimiter"),
+        (AsyncRateLimiter, kind(), "use RateLimiter"),
+        (RateLimiter, kind().pipeline(), "pipeline"),
+        (AsyncRateLimiter, async_kind().pipeline(), "pipeline"),
+    ):
+        with pytest.raises(TypeError, match=error):
+            limiter(client)
 
 
 VALKEY_ALONE = """
@@ -268,7 +212,7 @@ async def main():
     await guard.close()
 
 asyncio.run(main())
-sys.argv = ["redis_rl", "-p", str(port), "list"]
+sys.argv = ["redis_rl", "-u", f"redis://127.0.0.1:{port}", "list"]
 runpy.run_module("redis_rl", run_name="__main__")
 """
 
@@ -294,9 +238,12 @@ def test_a_server_without_the_module_is_named_in_the_error(server_without_module
 
 
 async def test_a_server_without_the_module_is_named_in_the_error_async(server_without_module: Server) -> None:
-    with pytest.raises(redis.ResponseError, match="has not loaded"):
-        async with redis.asyncio.Redis(port=server_without_module.port) as client:
-            await AsyncRateLimiter(client).info("k")
+    async with redis.asyncio.Redis(port=server_without_module.port) as client:
+        limiter = AsyncRateLimiter(client)
+        async with AsyncLeases(limiter, "log", "5/h") as leases:
+            for asked in (limiter.info("k"), leases.take("k")):
+                with pytest.raises(redis.ResponseError, match="has not loaded"):
+                    await asked
 
 
 def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
@@ -309,25 +256,19 @@ def test_a_cluster_without_the_module_is_named_in_the_error() -> None:
 
 
 def test_a_server_that_is_not_there_raises_as_ever() -> None:
-    with redis.Redis(port=1, retry=Retry(NoBackoff(), 0)) as client, pytest.raises(redis.ConnectionError):
+    with redis.Redis(port=1, retry=NO_RETRY) as client, pytest.raises(redis.ConnectionError):
         RateLimiter(client).log("k", (5, "10s"))
 
 
-def test_valkey_py_does_as_well(server: Server) -> None:
-    with valkey.Valkey(port=server.port) as client:
-        assert RateLimiter(client).log("k", (5, "10s")).remaining == 4
-
-
-def test_every_key_finds_its_node(cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        limiter = RateLimiter(client)
-        for user in range(100):
-            assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
-            decision = limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)])
-            assert [row.remaining for row in decision.rows] == [3, 6]
-            info = limiter.info(f"{{{user}}}b")
-            assert info is not None
-            assert info.windows[0].used == 3
+def test_every_key_finds_its_node(cluster: list[Server], raw_cluster: Any) -> None:
+    limiter = RateLimiter(raw_cluster)
+    for user in range(100):
+        assert limiter.log(f"user:{user}", (5, "1h")).remaining == 4
+        decision = limiter.all([(f"{{{user}}}a", "log", 5, "1h", 2), (f"{{{user}}}b", "fixed", 9, "3650d", 3)])
+        assert [row.remaining for row in decision.rows] == [3, 6]
+        info = limiter.info(f"{{{user}}}b")
+        assert info is not None
+        assert info.windows[0].used == 3
     assert redirections(cluster) == 0
 
 
@@ -341,9 +282,9 @@ async def test_every_key_finds_its_node_async(cluster: list[Server]) -> None:
     assert redirections(cluster) == 0
 
 
-def test_keys_of_different_slots_are_refused(cluster: list[Server]) -> None:
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client, pytest.raises(RedisClusterException):
-        RateLimiter(client).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
+def test_keys_of_different_slots_are_refused(raw_cluster: Any) -> None:
+    with pytest.raises(RedisClusterException):
+        RateLimiter(raw_cluster).all([("a", "log", 5, "1h", 1), ("b", "log", 5, "1h", 1)])
 
 
 def redirections(cluster: list[Server]) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,21 @@ import valkey
 import valkey.asyncio
 import valkey.asyncio.sentinel
 import valkey.sentinel
-from limits import RateLimitItemPerHour, aio, storage, strategies
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
+from .guards import PATIENT, SCOPE
 from .rights import Rights
 from .servers import Server, run
-from .test_policies import SCOPE
 
 LIMIT, REQUESTS = 5, 20
-# A loaded machine is no reason to let a request pass.
-PATIENT = 60.0
 # What a Sentinel and a pool of the application's own have opened is not closed with the client.
 pytestmark = pytest.mark.usefixtures("abandoned")
 KINDS = ["single", "one connection", "blocking pool", "cluster", "sentinel"]
 libraries = pytest.mark.parametrize("library", [redis, valkey], ids=["redis", "valkey"])
-
-
-@pytest.fixture(scope="module")
-def sentinel(_server: Server) -> Iterator[int]:
-    with servers.sentinel(_server) as port:
-        yield port
 
 
 @pytest.fixture(params=KINDS)
@@ -168,29 +159,6 @@ async def test_a_guard(connect: Any, library: Any, options: Any) -> None:
             taken = next(each for each in told if not each.refused)
             assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
         await guard.close()
-
-
-def url_of(request: pytest.FixtureRequest, kind: str) -> str:
-    if kind == "cluster":
-        return f"redis-rl+cluster://127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
-    server = request.getfixturevalue("server")
-    if kind == "sentinel":
-        return f"redis-rl+sentinel://127.0.0.1:{request.getfixturevalue('sentinel')}/mine"
-    return f"redis-rl://127.0.0.1:{server.port}"
-
-
-@pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_a_storage(request: pytest.FixtureRequest, kind: str, is_async: bool) -> None:
-    kept: Any = storage.storage_from_string(("async+" if is_async else "") + url_of(request, kind))
-    for strategy in (aio.strategies if is_async else strategies).STRATEGIES.values():
-        limiter, item = strategy(kept), RateLimitItemPerHour(LIMIT)
-        for key in keys():
-            hits = [limiter.hit(item, key) for _ in range(REQUESTS)]
-            assert passed(await asyncio.gather(*hits) if is_async else hits) == LIMIT
-            stats: Any = limiter.get_window_stats(item, key)
-            assert (await stats if is_async else stats).remaining == 0
-    await kept.bridge.get_connection().aclose() if is_async else kept.storage.close()
 
 
 class Rotated(redis.CredentialProvider):

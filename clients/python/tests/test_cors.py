@@ -36,9 +36,9 @@ import redis_rl.django
 import redis_rl.flask
 from redis_rl.http import Policy
 
+from .guards import PATIENT
 from .servers import Server
 from .services import project
-from .test_asgi import PATIENT
 
 pytestmark = pytest.mark.usefixtures("abandoned")
 
@@ -77,16 +77,15 @@ def test_fastapi_by_the_recipe(server: Server) -> None:
         compare(lambda method, fields: told(site.request(method, "/", headers=fields)))
 
 
-@pytest.mark.parametrize("place", ["application", "route"])
-def test_starlette(place: str, server: Server) -> None:
-    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), () if place == "route" else POLICIES, timeout=PATIENT)
+def test_a_route_of_starlette(server: Server) -> None:
+    guard = redis_rl.asgi.Guard(redis.Redis(port=server.port), timeout=PATIENT)
 
     async def hello(request: Any) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
     cors = Middleware(CORSMiddleware, allow_origins=[ORIGIN], expose_headers=EXPOSED)
     app = Starlette(
-        routes=[Route("/", guard.limit(POLICIES)(hello) if place == "route" else hello)],
+        routes=[Route("/", guard.limit(POLICIES)(hello))],
         middleware=[cors, Middleware(guard.middleware)],
     )
     with StarletteClient(app) as site:

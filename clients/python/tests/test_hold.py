@@ -20,7 +20,7 @@ from redis_rl import AsyncHold, AsyncRateLimiter, MemoryLimiter, RateLimiter
 from redis_rl._guard.hold import _renewals
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Monitor, Server, blocked, paused, run, until
+from .servers import PATIENCE, Monitor, Server, blocked, calls, paused, run, until
 from .test_acquire import Slept
 
 LIMIT, FOR = 5, 30
@@ -123,15 +123,6 @@ async def test_a_place_is_free_when_the_block_has_ended_however_it_does(server: 
         assert free(raw) == LIMIT
 
 
-def test_a_program_that_ends_after_the_block_leaves_nothing(server: Server, raw: redis.Redis) -> None:
-    async def program() -> None:
-        async with AsyncRateLimiter(redis.asyncio.Redis(port=server.port)).hold("jobs", LIMIT):
-            assert free(raw) == LIMIT - 1
-
-    run(program())
-    assert free(raw) == LIMIT
-
-
 async def test_to_be_refused_is_an_answer(server: Server, raw: redis.Redis) -> None:
     async with tasks(server) as limiter:
         async with limiter.hold("jobs", 1), limiter.hold("jobs", 1) as second:
@@ -194,6 +185,33 @@ def test_who_waits_has_a_place_when_one_is_free(held: Callable[..., bool], raw: 
         assert held(clock, timeout=10)
     assert len(clock.sleeps) == 3
     assert free(raw, at=clock()) == LIMIT
+
+
+async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_at_once(server: Server) -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        await asyncio.Future()
+
+    async with tasks(server, sleep=sleep) as limiter:
+
+        async def job() -> None:
+            async with limiter.hold("jobs", 1, timeout=PATIENCE) as place:
+                assert place
+
+        async with limiter.hold("jobs", 1) as first:
+            jobs = [asyncio.ensure_future(job()) for _ in range(100)]
+            await until(lambda: len(sleeps) == 100)
+            assert (sleeps[0] <= 0.05, min(sleeps[1:]) > PATIENCE / 2) == (True, True)
+            jobs[0].cancel()
+            await until(lambda: len(sleeps) == 101)
+            assert sleeps[100] <= 0.1
+            first._waiting.wake()
+            jobs[2].cancel()
+            await until(lambda: len(sleeps) == 102)
+        ended = await asyncio.gather(*jobs, return_exceptions=True)
+        assert [number for number, error in enumerate(ended) if error] == [0, 2]
 
 
 async def renewed(hold: AsyncHold) -> None:
@@ -276,7 +294,7 @@ async def test_what_is_on_its_way_to_a_task_that_is_cancelled_goes_back(server: 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        await until(lambda: raw.info("commandstats")["cmdstat_RL.LOG"]["calls"] == 3)
+        await until(lambda: calls(raw) == 3)
         assert free(raw) == LIMIT - 1
 
 

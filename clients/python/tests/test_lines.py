@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,13 +14,8 @@ from redis_rl._lines.away import Away
 from redis_rl._lines.errors import TABLE, is_away, state_of
 from redis_rl._lines.line import Line
 
-from .test_cases import FOLDERS
+from .test_cases import table
 from .test_local import Process, without_cost_of_one
-
-
-def table(name: str) -> Any:
-    return json.loads(next(folder / name for folder in FOLDERS if (folder / name).exists()).read_text())
-
 
 HISTORIES: list[Any] = table("histories.json")
 
@@ -36,29 +30,33 @@ def test_errors_are_those_of_the_table_that_the_packages_share() -> None:
 
 
 @pytest.mark.parametrize("library", [redis.exceptions, valkey.exceptions])
-def test_an_error_of_a_library_is_known_by_what_the_server_has_sent(library: Any) -> None:
-    def kind(error: Exception) -> str | None:
-        state = state_of(error)
-        return state and state.starts
-
-    assert kind(library.ReadOnlyError("You can't write against a read only replica.")) == "READONLY"
-    assert kind(library.NoPermissionError("this user has no permissions to run the 'rl.log' command")) == "NOPERM"
-    # Of a key, it is the request's own.
-    assert kind(library.NoPermissionError("No permissions to access a key")) is None
-    assert (
-        kind(library.NoPermissionError("this user has no permissions to access one of the keys used as arguments"))
-        is None
-    )
-    assert kind(library.AuthenticationError("Authentication required.")) == "NOAUTH"
-    assert kind(library.AuthenticationError("invalid username-password pair or user is disabled.")) == "WRONGPASS"
-    assert kind(library.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")) == "OOM"
-    assert kind(library.ConnectionError("max number of clients reached")) == "ERR max number of clients"
-    assert kind(library.ResponseError("unknown command 'RL.BUCKET', with args beginning with: 'k' ")) == (
-        "ERR unknown command 'RL.BUCKET'"
-    )
-    assert kind(library.ResponseError("MISCONF Redis is configured to save RDB snapshots")) == "MISCONF"
-    assert kind(library.ResponseError("WRONGTYPE Operation against a key")) is None
-    assert not is_away(library.ResponseError("WRONGTYPE Operation against a key"))
+@pytest.mark.parametrize(
+    ("kind", "text", "starts"),
+    [
+        ("ReadOnlyError", "You can't write against a read only replica.", "READONLY"),
+        ("NoPermissionError", "this user has no permissions to run the 'rl.log' command", "NOPERM"),
+        # Of a key, it is the request's own.
+        ("NoPermissionError", "No permissions to access a key", None),
+        ("NoPermissionError", "this user has no permissions to access one of the keys used as arguments", None),
+        ("AuthenticationError", "Authentication required.", "NOAUTH"),
+        ("AuthenticationError", "invalid username-password pair or user is disabled.", "WRONGPASS"),
+        ("OutOfMemoryError", "command not allowed when used memory > 'maxmemory'.", "OOM"),
+        ("ConnectionError", "max number of clients reached", "ERR max number of clients"),
+        (
+            "ResponseError",
+            "unknown command 'RL.BUCKET', with args: 'k' ",
+            "ERR unknown command 'RL.BUCKET'",
+        ),
+        ("ResponseError", "MISCONF Redis is configured to save RDB snapshots", "MISCONF"),
+        ("ResponseError", "WRONGTYPE Operation against a key", None),
+    ],
+)
+def test_an_error_of_a_library_is_known_by_what_the_server_has_sent(
+    library: Any, kind: str, text: str, starts: str | None
+) -> None:
+    error = getattr(library, kind)(text)
+    state = state_of(error)
+    assert (state and state.starts, is_away(error)) == (starts, starts is not None)
     assert is_away(library.TimeoutError("no answer in time"))
 
 

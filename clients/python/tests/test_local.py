@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from redis.crc import key_slot
 from redis_rl._commands import wire
 from redis_rl._keys import Command, Keys, Outcome, Request, Rules, Share, Step
 
-from .test_cases import FOLDERS, named, raw_verdict, raw_wait
+from .test_cases import named, raw_verdict, raw_wait, table
 
-TABLE = json.loads(next(folder / "local.json" for folder in FOLDERS if (folder / "local.json").exists()).read_text())
+TABLE = table("local.json")
 
 
 def without_cost_of_one(words: str) -> str:

@@ -6,15 +6,9 @@ import asyncio
 import logging
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
-import limits
-import limits.aio.strategies
-import limits.strategies
 import pytest
 import redis
 import redis.asyncio
@@ -22,17 +16,13 @@ from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
-from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
 from . import test_cases
-from .servers import Server, wait_for
-from .services import FRAMEWORKS
+from .guards import SCOPE
+from .servers import Server
 from .test_cases import CASES, named
-from .test_service import SERVICE, compare
-
-SCOPE: dict[str, Any] = {VISIT: None, "headers": []}
 
 
 def is_possible(step: Any) -> bool:
@@ -53,22 +43,6 @@ async def test_commands(case: Any, kind: Any) -> None:
 def test_header_fields(case: Any) -> None:
     memory: Any = MemoryLimiter()
     test_cases.test_header_fields(case, memory, memory)
-
-
-@pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
-def test_the_service_answers_as_the_table_says(make: Callable[..., Any]) -> None:
-    clock, told = Clock(), []
-
-    def on_decision(request: Any, decision: Any, policies: Any) -> None:
-        names = ", ".join(policy.name for policy in policies)
-        told.append(f"{names}: {'limited' if decision.limited else 'allowed'}")
-
-    with contextmanager(make)(MemoryLimiter(clock=clock), on_decision=on_decision) as ask:
-        for step in SERVICE["steps"]:
-            clock.now_ms = step["at"]
-            told.clear()
-            compare(ask, step)
-            assert told == step.get("told", told)
 
 
 def test_a_clock_moves_time() -> None:
@@ -99,32 +73,6 @@ def test_threads_may_share_one() -> None:
 async def test_leases_of_tasks() -> None:
     async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
         assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
-
-
-@pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_storages_of_limits(strategy: str, is_async: bool) -> None:
-    item, clock = limits.parse("2/10 seconds"), Clock()
-    scheme = "async+redis-rl+memory://" if is_async else "redis-rl+memory://"
-    storage: Any = storage_from_string(scheme, clock=clock)  # type: ignore[arg-type]
-    limiter = (limits.aio.strategies if is_async else limits.strategies).STRATEGIES[strategy](storage)
-
-    def told(value: Any) -> Any:
-        async def awaited() -> Any:
-            return await value
-
-        return asyncio.run(awaited()) if is_async else value
-
-    assert told(storage.check())
-    assert [told(limiter.hit(item, "k")) for _ in range(3)] == [True, True, False]
-    assert told(limiter.get_window_stats(item, "k")).remaining == 0
-    told(limiter.clear(item, "k"))
-    assert told(limiter.hit(item, "k"))
-    assert told(limiter.hit(item, "k"))
-    clock.move(20)
-    assert told(limiter.hit(item, "k"))
-    assert told(storage.reset()) == 1
-    assert told(limiter.get_window_stats(item, "k")).remaining == 2
 
 
 def test_fixed_windows_of_a_storage_that_have_ended_are_forgotten() -> None:
@@ -189,41 +137,6 @@ async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
     assert told == ["limits are local meanwhile", "Redis decides again"]
 
 
-async def test_a_server_that_says_nothing_is_waited_for_once(own_server: Server) -> None:
-    seconds: list[float] = []
-    reasons: list[Exception] = []
-
-    async def timed(guard: Guard) -> Any:
-        begun = time.perf_counter()
-        taken = await guard.take(dict(SCOPE))
-        seconds.append(time.perf_counter() - begun)
-        return taken.decision
-
-    client = redis.asyncio.Redis(port=own_server.port)
-    guard = Guard(client, Policy("q", "50000/h"), fail="local", timeout=0.5, on_error=reasons.append)
-    await timed(guard)
-    own_server.freeze()
-    until, requests = time.monotonic() + 2, 0
-    seconds.clear()
-    while time.monotonic() < until:
-        assert (await timed(guard)).is_local
-        requests += 1
-        await asyncio.sleep(0.01)
-    assert len(reasons) == requests
-    assert sum(each > 0.4 for each in seconds) == 1
-    assert sorted(seconds)[len(seconds) // 2] < 0.05
-    own_server.thaw()
-    begun = time.monotonic()
-    while (await timed(guard)).is_local:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert time.monotonic() - begun < 1
-    # What asks whether it is back takes nothing.
-    with own_server.client() as raw:
-        left = raw.execute_command("RL.PEEK", own_server.keys()[0], 50000, "1h")[2]
-    assert 50000 - 2 - 1 <= left <= 50000 - 2
-    await guard.close()
-
-
 @pytest.mark.parametrize("max_keys", [0, -1, 2**32, None, 1.5, True, "9"])
 def test_a_number_of_keys_that_makes_no_sense_is_an_error(max_keys: Any) -> None:
     with pytest.raises(ValueError, match=r"max_keys is a whole number from 1 to 4294967295: "):
@@ -244,15 +157,6 @@ async def test_what_this_process_decided_is_settled_here(own_server: Server) -> 
     assert (await taken.settle(2))["RateLimit"] == '"q-1h";r=7;t=3600'
     assert (await guard.take(SCOPE)).answer.fields["RateLimit"] == '"q-1h";r=2;t=3600'
     await guard.close()
-
-
-def test_threads_are_limited_here_too(own_server: Server) -> None:
-
-    own_server.kill()
-    with contextmanager(FRAMEWORKS["flask"])(redis.Redis(port=own_server.port), fail="local") as ask:
-        assert [ask("GET", "/search", {}).status for _ in range(3)] == [200, 200, 429]
-        own_server.start_again()
-        wait_for("Redis to decide again", lambda: ask("GET", "/search", {}).status == 200)
 
 
 async def test_a_guard_that_decides_in_this_process_anyway_may_do_so_while_redis_is_away_too() -> None:

@@ -100,7 +100,7 @@ def test_keys_that_are_there_still_count_when_no_more_fit(
     monkeypatch: pytest.MonkeyPatch, name: str, padding: int
 ) -> None:
     clock = Clock()
-    with bounded(monkeypatch, (8 if padding else 3) * MIB):
+    with bounded(monkeypatch, (8 if padding else 2) * MIB):
         limiter = MemoryLimiter(clock=clock)
 
     def take(key: int) -> Any:

@@ -12,20 +12,18 @@ import pytest
 import redis
 import redis.asyncio
 import valkey.asyncio
-from fastapi import Depends, FastAPI
+from fastapi import Depends
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from redis_rl.asgi import Guard, Policy, Scope
 
-from .servers import Server, blocked, paused, run, until, wait_for
-from .test_asgi import PATIENT, closing
-from .test_policies import SCOPE, guarded
-from .test_starlette import violated
+from .guards import PATIENT, SCOPE, app_of, guard_of, guarded, violated
+from .servers import Server, blocked, counted, paused, run, until, wait_for
 
 pytestmark = pytest.mark.usefixtures("abandoned")
 
@@ -42,21 +40,8 @@ def account(scope: Scope) -> str:
 PLAN = Policy("plan", "50/h", key=account)
 
 
-def counted(raw: Any, key: str, limit: int = 100) -> int:
-    left: int = raw.execute_command("RL.PEEK", key, limit, "1h")[2]
-    return limit - left
-
-
-def app_of(server: Server, policies: Any = (EVERYBODY, PLAN), **options: Any) -> tuple[FastAPI, Any, Guard]:
-    client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(client, list(policies), **{"timeout": PATIENT, **options})
-    app = FastAPI(lifespan=closing(client))
-    app.add_middleware(guard.middleware)
-    return app, guard.limit, guard
-
-
 def test_a_refusal_by_a_route_costs_nothing_further_out(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server)
+    app, limit, _ = app_of(server, [EVERYBODY, PLAN])
 
     @app.get("/search", dependencies=[Depends(limit(Policy("search", "2/h")))])
     async def search() -> list[str]:
@@ -86,12 +71,10 @@ def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
     async def found(request: Request) -> Response:
         return JSONResponse([])
 
-    client = redis.asyncio.Redis(port=server.port)
-    outer = Guard(client, Policy("everybody", "100/h", key="all", lease=lease), timeout=PATIENT)
-    mounted, inner = (Guard(client, Policy(name, f"{n}/h"), timeout=PATIENT) for name, n in (("api", 3), ("search", 2)))
+    outer = guard_of(server, Policy("everybody", "100/h", key="all", lease=lease))
+    mounted, inner = guard_of(server, Policy("api", "3/h")), guard_of(server, Policy("search", "2/h"))
     search = Route("/", found, middleware=[Middleware(inner.middleware)])
     app = Starlette(
-        lifespan=closing(client),
         middleware=[Middleware(outer.middleware)],
         routes=[Mount("/api", Starlette(middleware=[Middleware(mounted.middleware)], routes=[search]))],
     )
@@ -101,103 +84,43 @@ def test_a_refusal_by_a_middleware_further_in_costs_nothing_further_out(
         assert {answer.headers["ratelimit-policy"].count(";q=") for answer in answers} == {3}
         assert violated(answers[-1]) == ["search-1h"]
         wait_for("all else to be back", lambda: counted(raw, "everybody:all") == 2)
-        assert counted(raw, "api:{testclient}", 3) == 2
-
-
-def test_a_503_further_in_costs_nothing_further_out(server: Server, raw: redis.Redis, own_server: Server) -> None:
-    async def found(request: Request) -> Response:
-        return JSONResponse([])
-
-    client, other = (redis.asyncio.Redis(port=each.port) for each in (server, own_server))
-    outer = Guard(client, EVERYBODY, timeout=PATIENT)
-    inner = Guard(other, "5/h", fail="closed", timeout=0.1)
-    search = Route("/search", found, middleware=[Middleware(inner.middleware)])
-    app = Starlette(lifespan=closing(client), middleware=[Middleware(outer.middleware)], routes=[search])
-    own_server.freeze()
-    with TestClient(app) as site:
-        answer = site.get("/search")
-        wait_for("it to be back", lambda: raw.execute_command("RL.PEEK", "everybody:all", 100, "1h")[2] == 100)
-    own_server.thaw()
-    assert answer.status_code == 503
-    assert answer.headers["ratelimit"] == '"everybody-1h";r=100;t=3600'
+        assert counted(raw, "api:{testclient}") == 2
 
 
 @contextlib.asynccontextmanager
-async def on_cluster(cluster: list[Server], kind: Any, policies: Any, **options: Any) -> AsyncIterator[Guard]:
+async def on_cluster(cluster: list[Server], kind: Any, policies: Any) -> AsyncIterator[Guard]:
     client = kind(host="127.0.0.1", port=cluster[0].port)
-    guard = Guard(client, policies, **{"fail": "closed", "timeout": PATIENT, **options})
+    guard = Guard(client, policies, fail="closed", timeout=PATIENT)
     yield guard
     await guard.close()
     await client.aclose()
 
 
-def peek(cluster: list[Server], key: str, limit: int) -> int:
-    """Units that are counted."""
-    with redis.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        left: int = client.execute_command("RL.PEEK", key, limit, "1h")[2]
-        return limit - left
-
-
 @clusters
 @pytest.mark.parametrize("lease", [0, 100])
 async def test_policies_whose_keys_share_no_slot_let_exactly_the_limit_pass(
-    cluster: list[Server], kind: Any, lease: int
+    cluster: list[Server], raw_cluster: Any, kind: Any, lease: int
 ) -> None:
     policies = [Policy("everybody", "500/h", key="all", lease=lease), Policy("plan", "900/h", key=lambda scope: "bob")]
 
     async with on_cluster(cluster, kind, policies) as guard:
         told = await asyncio.gather(*(guard.take(SCOPE) for _ in range(2000)))
         assert Counter(each.answer.status for each in told) == {200: 500, 429: 1500}
-    wait_for("what one refused to be back in the other", lambda: peek(cluster, "plan:bob", 900) == 500)
-    assert peek(cluster, "everybody:all", 500) == 500
+    wait_for("what one refused to be back in the other", lambda: counted(raw_cluster, "plan:bob") == 500)
+    assert counted(raw_cluster, "everybody:all") == 500
 
 
 @clusters
-async def test_a_refusal_in_one_slot_leaves_the_count_of_another_as_it_was(cluster: list[Server], kind: Any) -> None:
-    policies = [Policy("a", "9/h", key="1"), Policy("b", "2/h", key="2"), Policy("c", "9/h", key="3")]
-
-    async with on_cluster(cluster, kind, policies) as guard:
-        told = [await guard.take(SCOPE) for _ in range(3)]
-        assert [each.answer.status for each in told] == [200, 200, 429]
-        fields = told[-1].answer.fields
-        assert fields["RateLimit"] == f'"a-1h";r=7, "b-1h";r=0;t={fields["Retry-After"]}, "c-1h";r=7'
-    assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 2), peek(cluster, "c:3", 9)) == (2, 2, 2)
-
-
-@clusters
-async def test_policies_whose_keys_share_no_slot_are_settled(cluster: list[Server], kind: Any) -> None:
+async def test_policies_whose_keys_share_no_slot_are_settled(
+    cluster: list[Server], raw_cluster: Any, kind: Any
+) -> None:
     policies = [Policy("a", "9/h", key="1", cost=5), Policy("b", "9/h", key="2", cost=5), Policy("c", "9/h", key="3")]
 
     async with on_cluster(cluster, kind, policies) as guard:
         taken = await guard.take(SCOPE)
         told = await taken.settle({"a": 2, "b": 7})
         assert told["RateLimit"] == '"a-1h";r=7;t=3600, "b-1h";r=2;t=3600, "c-1h";r=8;t=3600'
-    assert (peek(cluster, "a:1", 9), peek(cluster, "b:2", 9), peek(cluster, "c:3", 9)) == (2, 7, 1)
-
-
-async def test_a_plan_beside_a_leased_limit_is_one_command(server: Server) -> None:
-    policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "500/h", key=account)]
-
-    async with guarded(server, policies) as (guard, asked):
-        for number in range(200):
-            assert not (await guard.take({**SCOPE, "headers": [(b"x-account", str(number).encode())]})).refused
-        of_plan = [words for words in asked.commands if "plan:" in " ".join(words)]
-        assert len(of_plan) == 200
-        assert len(asked.commands) < 260
-        await guard.close()
-
-
-async def test_a_refusal_by_the_plan_puts_leased_units_back_without_a_command(server: Server, raw: redis.Redis) -> None:
-    policies = [Policy("everybody", "10000/h", key="all", lease=1000), Policy("plan", "5/h", key=account)]
-
-    async with guarded(server, policies) as (guard, _):
-        told = [await guard.take(SCOPE) for _ in range(40)]
-        assert [each.refused for each in told] == [False] * 5 + [True] * 35
-        assert told[-1].decision is not None
-        assert told[-1].decision.rows[0].remaining >= 10000 - 5 - 8
-        await guard.close()
-    wait_for("the lease to be back", lambda: counted(raw, "everybody:all", 10000) == 5)
-    assert counted(raw, "plan:nobody", 5) == 5
+    assert [counted(raw_cluster, key) for key in ("a:1", "b:2", "c:3")] == [2, 7, 1]
 
 
 async def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: redis.Redis) -> None:
@@ -217,7 +140,7 @@ async def test_a_request_that_is_cancelled_takes_nothing(server: Server, raw: re
 
 
 def test_a_limit_of_a_route_counts_by_what_the_plan_counts_by(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server)
+    app, limit, _ = app_of(server, [EVERYBODY, PLAN])
 
     @app.get("/search", dependencies=[Depends(limit(Policy("search", "1/h")))])
     async def search() -> str:
@@ -245,18 +168,6 @@ def test_a_limit_of_a_route_beside_several_keys_names_its_own(server: Server, ra
             site.get("/search")
         assert site.get("/named").status_code == 200
     assert raw.exists("named:nobody")
-
-
-def test_without_keys_a_limit_of_a_route_counts_by_the_address(server: Server, raw: redis.Redis) -> None:
-    app, limit, _ = app_of(server, [EVERYBODY])
-
-    @app.get("/search", dependencies=[Depends(limit(Policy("search", "9/h")))])
-    async def search() -> str:
-        return "found"
-
-    with TestClient(app, client=("192.0.2.1", 1)) as site:
-        site.get("/search")
-    assert sorted(raw.keys()) == ["everybody:all", "search:{192.0.2.1}"]
 
 
 def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, raw: redis.Redis) -> None:
@@ -291,7 +202,7 @@ def test_a_handler_settles_by_its_request_what_any_limit_took(server: Server, ra
 def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_counts(
     server: Server, raw: redis.Redis
 ) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     words = Policy("words", "100/h", key="all")
 
     @app.post("/generate")
@@ -307,14 +218,13 @@ def test_of_costs_that_are_settled_at_once_by_a_request_or_by_hand_the_last_coun
 
 
 def test_one_policy_is_settled_without_its_name(server: Server, raw: redis.Redis) -> None:
-    client = redis.asyncio.Redis(port=server.port)
-    guard = Guard(client, Policy("tokens", "100/h", cost=50, key="all"), timeout=PATIENT)
+    app, _, guard = app_of(server, Policy("tokens", "100/h", cost=50, key="all"))
 
-    async def generate(request: Request) -> Response:
+    @app.get("/")
+    async def generate(request: Request) -> str:
         await guard.settle(request.scope, 10)
-        return PlainTextResponse("done")
+        return "done"
 
-    app = Starlette(routes=[Route("/", generate)], lifespan=closing(client), middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         assert site.get("/").headers["ratelimit"].startswith('"tokens-1h";r=90')
     assert counted(raw, "tokens:all") == 10
@@ -327,7 +237,7 @@ async def test_settling_by_a_request_without_the_middleware_is_an_error(server: 
 
 
 def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     scopes: list[Scope] = []
 
     @app.get("/")
@@ -341,28 +251,11 @@ def test_settling_by_a_request_that_is_over_is_an_error(server: Server) -> None:
         run(guard.settle(scopes[0], {"plan": 5}))
 
 
-def test_a_cost_that_only_the_handler_knows_is_taken_by_hand(server: Server, raw: redis.Redis) -> None:
-    app, _, guard = app_of(server)
-    tokens = Policy("tokens", "100/h", unit="tokens")
-
-    @app.post("/generate")
-    async def generate(request: Request) -> str:
-        await guard.take(request, tokens, int(await request.body()))
-        return "done"
-
-    with TestClient(app) as site:
-        assert site.post("/generate", content="60").headers["ratelimit"].count(";r=") == 3
-        refused = site.post("/generate", content="60")
-        assert (refused.status_code, violated(refused)) == (429, ["tokens-1h"])
-        wait_for("what the refused one took to be back", lambda: counted(raw, "everybody:all") == 1)
-    assert counted(raw, "tokens:nobody") == 60
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
     server: Server, raw: redis.Redis, at_once: bool
 ) -> None:
-    app, _, guard = app_of(server)
+    app, _, guard = app_of(server, [EVERYBODY, PLAN])
     [a, b, c] = [Policy(name, "100/h", key="all") for name in "abc"]
 
     @app.get("/search")
@@ -382,9 +275,8 @@ def test_a_refusal_that_is_caught_costs_nothing_whatever_is_taken_beside_it(
 def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
     server: Server, own_server: Server, raw: redis.Redis
 ) -> None:
-    app, _, _ = app_of(server)
-    away = redis.asyncio.Redis(port=own_server.port)
-    inner = Guard(away, fail="closed", timeout=PATIENT).limit
+    app, _, _ = app_of(server, [EVERYBODY, PLAN])
+    inner = guard_of(own_server, fail="closed").limit
 
     @app.get("/search", dependencies=[Depends(inner(Policy("search", "9/h", key="all")))])
     async def search() -> str:
@@ -398,22 +290,6 @@ def test_the_answer_while_redis_is_away_tells_of_the_limits_further_out(
     wait_for("what was taken to be back", lambda: not counted(raw, "everybody:all"))
 
 
-def test_what_was_settled_goes_back_when_a_limit_further_in_refuses(server: Server, raw: redis.Redis) -> None:
-    app, _, guard = app_of(server, [EVERYBODY, Policy("tokens", "100/h", cost=50, key=account)])
-    search = Policy("search", "1/h")
-
-    @app.get("/search")
-    async def handler(request: Request) -> str:
-        await guard.settle(request.scope, {"tokens": 70})
-        await guard.take(request, search)
-        return "found"
-
-    with TestClient(app) as site:
-        assert [site.get("/search").status_code for _ in range(2)] == [200, 429]
-        wait_for("all of the second to be back", lambda: counted(raw, "tokens:nobody") == 70)
-    assert counted(raw, "everybody:all") == 1
-
-
 async def test_settling_a_request_that_is_refused_or_released_does_nothing(server: Server, raw: redis.Redis) -> None:
     async with guarded(server, [EVERYBODY, Policy("plan", "1/h", key="bob")]) as (guard, _):
         first, refused = await guard.take(SCOPE), await guard.take(SCOPE)
@@ -423,20 +299,7 @@ async def test_settling_a_request_that_is_refused_or_released_does_nothing(serve
         first.release()
         assert await first.settle({"plan": 9, "everybody": 9}) == first.answer.fields
         assert not (await guard.take(SCOPE)).refused
-    assert (counted(raw, "everybody:all"), counted(raw, "plan:bob", 1)) == (1, 1)
-
-
-async def test_what_is_being_settled_when_a_limit_further_in_refuses_goes_back(
-    server: Server, raw: redis.Redis
-) -> None:
-    async with guarded(server, [EVERYBODY, PLAN]) as (guard, _):
-        taken = await guard.take(SCOPE)
-        with paused(raw):
-            task = asyncio.ensure_future(taken.settle({"plan": 9}))
-            await until(lambda: blocked(raw))
-            taken.release()
-        await task
-        await until(lambda: not counted(raw, "plan:nobody") + counted(raw, "everybody:all"))
+    assert (counted(raw, "everybody:all"), counted(raw, "plan:bob")) == (1, 1)
 
 
 async def test_redis_away_is_told_once_for_each_request(own_server: Server) -> None:

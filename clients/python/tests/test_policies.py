@@ -5,41 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import Decision
-from redis_rl._guard import address, loops
+from redis_rl import Decision, RateLimiter
+from redis_rl._guard import address, nodes
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
+from redis_rl.http import Standing
 from redis_rl.testing import Clock
 
-from .servers import Monitor, Server
-from .test_asgi import PATIENT
+from .guards import PATIENT, SCOPE, guarded
+from .servers import Server, counted
 from .test_cases import CASES, named
 
-SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
 NOW = 1_700_000_000_000
-
-
-@asynccontextmanager
-async def guarded(server: Server, policies: Policies, **options: Any) -> AsyncIterator[tuple[Guard, Monitor]]:
-    """A guard, and what it asks."""
-    asked = Monitor(server.port)
-    async with redis.asyncio.Redis(port=server.port) as client:
-        guard = Guard(client, policies, **{"timeout": PATIENT, **options})
-        try:
-            yield guard, asked
-        finally:
-            await guard.close()
-            asked.close()
 
 
 def policy_of(case: Any) -> Policy:
@@ -86,15 +74,6 @@ async def test_a_function_of_the_request_chooses_its_policies(server: Server) ->
         assert await staff.settle({"tokens": 5}) == {}
 
 
-async def test_several_policies_are_decided_in_one_step_all_or_nothing(server: Server) -> None:
-    async with guarded(server, [PAID, TOKENS]) as (guard, asked):
-        first, second = [await guard.take(SCOPE) for _ in range(2)]
-        assert (first.refused, second.refused) == (False, True)
-        assert json.loads(second.answer.body)["violated-policies"] == ["tokens-1d"]
-        assert fields(second) == '"paid-1h";r=8, "tokens-1d";r=40;t=86400'
-        assert [words[0] for words in asked.commands] == ["RL.ALL"] * 2
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw: redis.Redis, is_async: bool) -> None:
     def cost(scope: Scope) -> int:
@@ -115,7 +94,7 @@ async def test_cost_and_key_may_be_functions_of_the_request(server: Server, raw:
         for user in ("bob", "", None):
             await guard.take({**SCOPE, "path": "/12", "user": user})
     assert sorted(raw.keys()) == ["bytes:", "bytes:bob"]
-    assert raw.execute_command("RL.PEEK", "bytes:bob", 100, "1h")[2] == 97
+    assert counted(raw, "bytes:bob") == 3
 
 
 async def test_a_key_that_is_none_and_an_address_that_is_unknown_are_told_once(
@@ -170,25 +149,6 @@ def test_policies_that_cannot_be_asked_for_are_an_error_at_once(policies: Any, e
         asyncio.run(Guard(limiter, lambda scope: policies).take(SCOPE))
 
 
-async def test_a_leased_policy_may_have_a_key_and_a_cost_that_depend_on_the_request(
-    server: Server, raw: redis.Redis
-) -> None:
-    policy = Policy("q", "1000/h", key=lambda scope: scope["user"], cost=lambda scope: scope["cost"], lease=10)
-
-    async with guarded(server, policy) as (guard, _):
-        for user, cost in (("bob", 1), ("bob", 5), (None, 3)):
-            assert not (await guard.take({**SCOPE, "user": user, "cost": cost})).refused
-        await guard.close()
-    assert raw.execute_command("RL.PEEK", "q:bob", 1000, "1h")[2] == 994
-
-
-async def test_a_refusal_of_several_policies_is_remembered(server: Server) -> None:
-    async with guarded(server, plan_of, remember=PATIENT) as (guard, asked):
-        told = [await guard.take({**SCOPE, "user": "paid"}) for _ in range(20)]
-        assert [each.refused for each in told] == [False] + [True] * 19
-        assert len(asked.commands) == 2
-
-
 async def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server: Server) -> None:
     async with guarded(server, [PAID, TOKENS]) as (guard, _):
         taken = await guard.take(SCOPE, cost={"tokens": 7})
@@ -200,17 +160,12 @@ async def test_a_cost_by_hand_is_named_by_policy_where_there_are_several(server:
 async def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, raw: redis.Redis) -> None:
     policies = [Policy("requests", "9/h"), Policy("input", "100/h"), Policy("output", "100/h")]
 
-    async with guarded(server, policies) as (guard, asked):
+    async with guarded(server, policies) as (guard, _):
         taken = await guard.take(SCOPE, cost={"input": 50, "output": 20})
         told = await taken.settle({"input": 40, "output": 35})
         assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
         assert taken.answer.fields == told
         assert taken.decision is not None
-        # What is given back is given back as of its time; what was used beyond the estimate counts from now on.
-        assert [words[-3:] for words in asked.commands[1:]] == [
-            ["-10", "AT", asked.commands[1][-1]],
-            ["1h", "15", "FORCE"],
-        ]
         with pytest.raises(ValueError, match="name what was used of each"):
             await taken.settle(3)
 
@@ -227,13 +182,6 @@ async def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
         taken = await guard.take({**SCOPE, "user": "free"}, cost={"tokens": 7})
         assert await taken.settle({"tokens": 7}) == taken.answer.fields
         assert len(asked.commands) == 1
-
-
-async def test_several_estimates_that_were_too_large_are_settled_in_one_step(server: Server) -> None:
-    async with guarded(server, [PAID, TOKENS]) as (guard, asked):
-        taken = await guard.take(SCOPE)
-        assert (await taken.settle({"tokens": 10}))["RateLimit"] == '"paid-1h";r=8;t=3600, "tokens-1d";r=90;t=86400'
-        assert len(asked.commands) == 2
 
 
 class Told:
@@ -296,6 +244,16 @@ async def test_on_error_is_told_of_each_request_that_redis_did_not_decide_and_th
     assert told.errors == ["TimeoutError"] * 3
     assert told.decisions == []
     assert caplog.messages == ["Redis is away: no answer in time; requests pass meanwhile"]
+
+
+async def test_an_error_as_the_answer_is_a_request_that_is_not_decided(
+    server: Server, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw.set("requests:{192.0.2.1}", "something else")
+    async with guarded(server, "9/h", fail="closed") as (guard, _):
+        answer = (await guard.take(SCOPE)).answer
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": 503, "title": "The rate limiter is away"})
+    assert "a request was not decided: WRONGTYPE Operation" in caplog.text
 
 
 async def respond(answer: Callable[..., Any], server: Server, policies: Policies, **options: Any) -> list[Any]:
@@ -369,25 +327,6 @@ async def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_
         assert not (await guard.take({**SCOPE, "path": "/health"})).refused
 
 
-async def test_one_name_twice_in_what_a_request_passes_is_an_error(server: Server, raw: redis.Redis) -> None:
-    """Two middlewares of one name would count in one key."""
-
-    async with guarded(server, "3/h") as (outer, _), guarded(server, "5/h") as (inner, _):
-
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            raise AssertionError("it is not asked")
-
-        async def receive() -> Any:
-            raise NotImplementedError
-
-        async def send(message: Any) -> None:
-            raise AssertionError("nothing is answered")
-
-        app = outer.middleware(inner.middleware(application))
-        with pytest.raises(ValueError, match="each policy of a request needs a name of its own: requests"):
-            await app(dict(SCOPE), receive, send)
-
-
 async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
     async with redis.asyncio.Redis(port=server.port) as client:
         a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")
@@ -403,32 +342,9 @@ async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(serve
             await guard.take(state, b)
 
 
-def test_a_guard_of_no_policy_is_an_error() -> None:
-    with pytest.raises(TypeError, match="policies are needed: None would limit nothing"):
-        Guard(redis.asyncio.Redis(), None)  # type: ignore[arg-type]
-
-
 def test_fail_and_on_away_are_one_or_the_other() -> None:
     with pytest.raises(ValueError, match="fail or on_away"):
         Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
-
-
-@pytest.mark.parametrize("options", [{}, {"remember": PATIENT}])
-async def test_a_clock_moves_time_on_a_real_server(server: Server, options: Any) -> None:
-    clock = Clock(NOW)
-
-    async with redis.asyncio.Redis(port=server.port) as client:
-        asked = Monitor(server.port)
-        guard = Guard(client, "1/10s, 2/h", clock=clock, timeout=PATIENT, **options)
-        told = []
-        for now in (NOW, NOW + 9_999, NOW + 10_000, NOW + 20_000, NOW + 3_600_000):
-            clock.now_ms = now
-            told.append((await guard.take(SCOPE)).answer)
-        assert [answer.status for answer in told] == [200, 429, 200, 429, 200]
-        assert [answer.fields.get("Retry-After") for answer in told] == [None, "1", None, "3580", None]
-        assert len(asked.commands) == 5
-        assert all(words[-2] == "AT" for words in asked.commands)
-        asked.close()
 
 
 async def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw: redis.Redis) -> None:
@@ -454,34 +370,13 @@ async def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw
         assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
 
 
-async def test_several_policies_of_a_network_address_are_decided_in_one_step_on_a_cluster(
-    cluster: list[Server],
-) -> None:
-    async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster[0].port) as client:
-        guard = Guard(client, [PAID, TOKENS], timeout=PATIENT)
-        for last in range(8):
-            taken = await guard.take({**SCOPE, "client": (f"192.0.2.{last}", 1234)})
-            assert fields(taken) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
-
-
 async def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
-    def counted() -> int:
-        left: int = raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2]
-        return 1000 - left
-
     policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
     async with guarded(server, policy) as (guard, _):
         taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
         for used in (60, 60, 250, 0, 0, 300, 30, 100):
             await taken.settle(used)
-            assert counted() == 100 + used
-
-
-async def test_of_costs_that_are_settled_at_once_the_last_counts(server: Server) -> None:
-    async with guarded(server, Policy("q", "50/m", key="me")) as (guard, _):
-        taken = await guard.take(SCOPE)
-        told = await asyncio.gather(*(taken.settle(used) for used in (9, 0, 7, 1, 4)))
-        assert [each["RateLimit"].split(";")[1] for each in told] == ["r=46"] * 5
+            assert counted(raw, "q:me") == 100 + used
 
 
 @pytest.mark.parametrize("turns", range(1, 6))
@@ -496,48 +391,9 @@ async def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server
         with suppress(asyncio.CancelledError):
             await settling
         await taken.settle(250)
-        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 250
+        assert counted(raw, "q:me") == 250
         await taken.settle(30)
-        assert raw.execute_command("RL.PEEK", "q:me", 1000, "1d")[2] == 1000 - 30
-
-
-async def test_what_was_counted_at_different_times_goes_back_as_of_each(server: Server) -> None:
-    clock = Clock()
-
-    policy = Policy("q", (1000, "10s"), cost=100, key=lambda scope: "me")
-    async with guarded(server, policy, clock=clock) as (guard, asked):
-        taken = await guard.take(SCOPE)
-        first = clock()
-        clock.move(4)
-        await guard.take(SCOPE)
-        clock.move(4)
-        await taken.settle(150)
-        second = clock()
-        await taken.settle(20)
-        assert [words[5:] for words in asked.commands[-2:]] == [
-            ["-50", "AT", str(second)],
-            ["-80", "AT", str(first)],
-        ]
-
-
-async def test_what_was_counted_within_one_millisecond_goes_back_in_one_step(server: Server, raw: redis.Redis) -> None:
-    def counted(policy: str) -> int:
-        left: int = raw.execute_command("RL.PEEK", f"{policy}:me", 50, "1m", "AT", NOW)[2]
-        return 50 - left
-
-    policies = [Policy("a", "50/m", key="me"), Policy("b", "50/m", key="me")]
-    async with guarded(server, policies, clock=Clock(NOW)) as (guard, asked):
-        taken = await guard.take(SCOPE)
-        for used in (9, 4, 11):
-            await taken.settle({"a": used, "b": 2 * used})
-            assert (counted("a"), counted("b")) == (used, 2 * used)
-        await taken.settle({"a": 0})
-        assert (counted("a"), counted("b")) == (0, 22)
-        await taken.settle({"a": 5})
-        taken.release()
-        await guard.take(SCOPE)
-        assert (counted("a"), counted("b")) == (1, 1)
-        assert len(asked.commands) == 8
+        assert counted(raw, "q:me") == 30
 
 
 @pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
@@ -576,7 +432,7 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    monkeypatch.setattr(loops, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(nodes, "monotonic_ns", lambda: now_ns)
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)
@@ -587,3 +443,45 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
         told.append((await guard.take(SCOPE)).decision)
         waits = [each.retry_after for each in told if each is not None and each.retry_after]
         assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))
+
+
+async def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> None:
+    async def application(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        assert dict(message["headers"])[b"ratelimit"] == b'"q-1h";r=2;t=3600'
+
+    with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
+        async with guarded(server, Policy("q", "3/h")) as (guard, _):
+            await guard.middleware(application)({"type": "http"}, receive, send)
+            await guard.take(SCOPE)
+    assert fields.call_count == 1
+
+
+async def test_one_limit_is_asked_for_by_the_single_command_which_tells_the_time_too(server: Server) -> None:
+    async with guarded(server, Policy("q", "3/h")) as (guard, asked):
+        told = [await guard.take(SCOPE) for _ in range(4)]
+        assert [each.answer.status for each in told] == [200, 200, 200, 429]
+        assert [words[0] for words in asked.commands] == ["RL.LOG"] * 4
+        assert "r=1;" in (await told[0].settle(0))["RateLimit"]
+
+
+async def test_a_policy_with_a_lease_is_mostly_served_without_asking(server: Server, raw: redis.Redis) -> None:
+    async with guarded(server, Policy("q", "1000/d, 5000/30d", lease=100, key="me")) as (guard, asked):
+        told = [await guard.take(SCOPE) for _ in range(1000)]
+        assert [(fields(each) or "").partition(";t=")[0] for each in told[::500]] == ['"q-1d";r=999', '"q-1d";r=499']
+        assert len(asked.commands) < 100
+
+
+@pytest.mark.parametrize(
+    ("client", "policies", "options", "error"),
+    [
+        (redis.asyncio.Redis(), None, {}, "policies are needed: None would limit nothing"),
+        (redis.asyncio.Redis(), "1/s", {"key": "bob"}, "the key of a Guard is a function of the request: 'bob'"),
+        (RateLimiter(redis.Redis()), "1/s", {}, "a client of redis-py or valkey-py is needed: <redis_rl"),
+    ],
+)
+def test_a_guard_of_something_else_is_an_error(client: Any, policies: Any, options: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        Guard(client, policies, **options)

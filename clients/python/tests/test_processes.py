@@ -83,7 +83,18 @@ async def hello():
     return "hello"
 """
 GUNICORN = [sys.executable, "-m", "gunicorn", "-w", "2", "-b", "127.0.0.1:{port}", "service:application", "-k"]
-UVICORN = [sys.executable, "-m", "uvicorn", "--port", "{port}", "service:application"]
+UVICORN = [
+    sys.executable,
+    "-m",
+    "uvicorn",
+    "--port",
+    "{port}",
+    "service:application",
+    "--loop",
+    "asyncio",
+    "--http",
+    "h11",
+]
 UWSGI = [str(Path(sys.executable).with_name("uwsgi")), "--http-socket", "127.0.0.1:{port}", "--master"]
 UWSGI += ["--module", "service:application", "--processes", "2", "--die-on-term", "--need-app"]
 # What gunicorn.conf.py says, so that all that is preloaded is patched.
@@ -106,6 +117,7 @@ MODELS: dict[str, Model] = {
     "uwsgi, threads": (FLASK, [*UWSGI, "--enable-threads", "--threads", "4"], ""),
     "uwsgi, threads, database": (DJANGO, [*UWSGI, "--enable-threads", "--threads", "4"], ""),
     "uvicorn": (FASTAPI, UVICORN, ""),
+    "uvicorn, standard": (FASTAPI, [*UVICORN, "--loop", "uvloop", "--http", "httptools"], ""),
     "uvicorn, workers": (FASTAPI, [*UVICORN, "--workers", "2"], ""),
     "uvicorn, reload": (FASTAPI, [*UVICORN, "--reload"], ""),
 }

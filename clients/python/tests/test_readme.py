@@ -45,8 +45,9 @@ def run(page: str, server: Server, *, prints: int) -> dict[str, Any]:
     return names
 
 
-def test_the_code_prints_what_the_readme_says(server: Server) -> None:
-    run(README, server, prints=3)
+@pytest.mark.usefixtures("abandoned")
+def test_the_code_prints_what_the_readme_says_and_its_tests_pass(server: Server) -> None:
+    run(README, server, prints=3)["test_ten_seconds_later_a_request_is_allowed_again"]()
 
 
 @pytest.mark.usefixtures("abandoned")
@@ -71,11 +72,6 @@ def test_the_first_program_starts_and_answers_while_redis_is_away(port: str) -> 
         exec(BLOCK.findall(README)[0][1].replace("Redis()", f"Redis(port={port})"), names)
         with TestClient(names["app"]) as site:
             assert site.get("/search").status_code == 200
-
-
-@pytest.mark.usefixtures("abandoned")
-def test_the_tests_of_the_readme_pass(server: Server) -> None:
-    run(README, server, prints=3)["test_ten_seconds_later_a_request_is_allowed_again"]()
 
 
 @pytest.mark.usefixtures("abandoned")

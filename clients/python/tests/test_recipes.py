@@ -18,11 +18,10 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from redis_rl._guard.guard import VISIT
-from redis_rl.asgi import Guard, Policy
+from redis_rl.asgi import Policy
 
+from .guards import SCOPE, guarded
 from .servers import Server
-from .test_asgi import PATIENT
 
 RECIPES, ADAPTERS = ((Path(__file__).parents[1] / name).read_text() for name in ("recipes.md", "adapters.md"))
 POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
@@ -36,21 +35,14 @@ def names_of(recipe: str) -> dict[str, Any]:
     return names
 
 
-def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
+async def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
     """Three decisions, of which one refuses, and a request that Redis does not decide."""
-
     hooks = {name: names[name] for name in ("on_decision", "on_error")}
-
-    async def run() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            guard = Guard(client, POLICIES, timeout=PATIENT, **hooks)
-            scope: Any = {VISIT: None, "client": ("192.0.2.1", 1), "headers": []}
-            for _ in range(3):
-                await guard.take(scope)
-            server.kill()
-            await guard.take(scope)
-
-    asyncio.run(run())
+    async with guarded(server, POLICIES, **hooks) as (guard, _):
+        for _ in range(3):
+            await guard.take(SCOPE)
+        server.kill()
+        await guard.take(SCOPE)
 
 
 Answers: TypeAlias = list[tuple[int, Mapping[str, str], str]]
@@ -85,11 +77,11 @@ def test_of_a_burst_exactly_the_limit_passes(
         assert body == "hello" if status == 200 else "Quota Exceeded" in body
 
 
-def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:
+async def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     metrics.set_meter_provider(provider)
-    decide_and_fail(own_server, names_of("opentelemetry"))
+    await decide_and_fail(own_server, names_of("opentelemetry"))
     data = reader.get_metrics_data()
     assert data is not None
     counted = {
@@ -109,9 +101,9 @@ def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:
     provider.shutdown()
 
 
-def test_decisions_are_counted_with_the_client_of_prometheus(own_server: Server) -> None:
+async def test_decisions_are_counted_with_the_client_of_prometheus(own_server: Server) -> None:
     names = names_of("prometheus_client")
-    decide_and_fail(own_server, names)
+    await decide_and_fail(own_server, names)
     text = prometheus_client.generate_latest().decode()
     for counter in names["decisions"], names["errors"]:
         prometheus_client.REGISTRY.unregister(counter)

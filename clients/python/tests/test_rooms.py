@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import redis_rl
@@ -20,59 +21,46 @@ ROOMS = {
     "commands": ["_commands", "cmd"],
     "memory": ["memory", "testing", "_library"],
 }
-# What is run, and what applications import.
-ABOVE = ["__init__", "__main__"]
-
-
-def modules() -> dict[str, Path]:
-    """By their dotted name within the package; a folder is its ``__init__``."""
-    paths = {path.relative_to(SOURCE).with_suffix("").parts: path for path in SOURCE.rglob("*.py")}
-    return {
-        ".".join(parts if parts == ("__init__",) else [p for p in parts if p != "__init__"]): paths[parts]
-        for parts in paths
-    }
-
-
-MODULES = modules()
+# By their dotted names; a folder is its __init__.
+MODULES = {
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in SOURCE.rglob("*.py")
+}
 
 
 def imported(name: str, path: Path) -> Iterator[str]:
-    parts = name.split(".")
-    package = parts if path.name == "__init__.py" else parts[:-1]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = [
-                *([] if name == "__init__" else package[: len(package) - node.level + 1]),
-                *(node.module or "").split("."),
-            ]
-            base = [part for part in base if part]
+            module = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
-                inner = ".".join([*base, alias.name])
-                yield inner if inner in MODULES else ".".join(base)
+                inner = f"{module}.{alias.name}"
+                yield inner if inner in MODULES else module
 
 
-GRAPH = {name: {other for other in imported(name, path) if other in MODULES} for name, path in MODULES.items()}
+# What applications import stands above all, as what is run does.
+GRAPH = {name: {*imported(name, path)} - {name} for name, path in MODULES.items() if name != "redis_rl"}
+
+
+def top(name: str) -> str:
+    return name.split(".")[1]
 
 
 def room_of(name: str) -> int:
-    return next(index for index, names in enumerate(ROOMS.values()) if name.partition(".")[0] in names)
+    return next(index for index, names in enumerate(ROOMS.values()) if top(name) in names)
 
 
 def test_every_module_is_in_a_room() -> None:
-    assert {name.partition(".")[0] for name in MODULES} == {
-        *ABOVE,
-        *(name for names in ROOMS.values() for name in names),
-    }
+    assert set(map(top, GRAPH)) == {"__main__", *(name for names in ROOMS.values() for name in names)}
 
 
 def test_calls_point_down() -> None:
-    up = [
+    assert [
         f"{name} imports {other}"
         for name, others in GRAPH.items()
         for other in others
-        if name not in ABOVE and room_of(name) > room_of(other)
-    ]
-    assert up == []
+        if top(name) != "__main__" and room_of(name) > room_of(other)
+    ] == []
 
 
 def test_there_is_no_circle() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +13,12 @@ import redis.sentinel
 
 from redis_rl import Decision, MemoryLimiter
 
-from .servers import Server, sentinel
+from .guards import PATIENT
+from .servers import Server
 from .services import FRAMEWORKS, Answer, Ask, body_of
-from .test_asgi import PATIENT
-from .test_cases import FOLDERS
+from .test_cases import table
 
-SERVICE = json.loads(next(each / "service.json" for each in FOLDERS if (each / "service.json").exists()).read_text())
+SERVICE = table("service.json")
 frameworks = pytest.mark.parametrize("make", FRAMEWORKS.values(), ids=FRAMEWORKS)
 
 
@@ -52,42 +51,25 @@ def follow(make: Callable[..., Any], client: Any, **options: Any) -> None:
 
 
 @frameworks
-@pytest.mark.parametrize("client", [redis.asyncio.Redis, redis.Redis], ids=["async", "sync"])
-def test_the_service_answers_as_the_table_says(make: Callable[..., Any], client: Any, server: Server) -> None:
-    follow(make, client(port=server.port))
-
-
-def of_pool(library: Any, port: int) -> Any:
-    return library.Redis(connection_pool=library.BlockingConnectionPool(port=port, max_connections=1))
-
-
-def of_sentinel(library: Any, port: int) -> Any:
-    return library.sentinel.Sentinel([("127.0.0.1", port)]).master_for("mine")
-
-
-@pytest.fixture(scope="module")
-def watched() -> Iterator[tuple[Server, int]]:
-    """A master, and the port of the Sentinel that knows it."""
-    master = Server()
-    with sentinel(master) as port:
-        yield master, port
-    master.stop()
+@pytest.mark.parametrize("kind", [redis.asyncio.Redis, redis.Redis, MemoryLimiter], ids=["async", "sync", "memory"])
+def test_the_service_answers_as_the_table_says(make: Callable[..., Any], kind: Any, server: Server) -> None:
+    follow(make, MemoryLimiter() if kind is MemoryLimiter else kind(port=server.port))
 
 
 @pytest.mark.parametrize("make", [FRAMEWORKS["starlette"], FRAMEWORKS["flask"]], ids=["starlette", "flask"])
 @pytest.mark.parametrize("library", [redis.asyncio, redis], ids=["async", "sync"])
 @pytest.mark.parametrize("fail", ["open", "closed", "local"])
-@pytest.mark.parametrize("kind", ["server", "pool", "cluster", "sentinel", "memory"])
+@pytest.mark.parametrize("kind", ["server", "pool", "cluster", "sentinel"])
 def test_the_service_answers_so_with_each_client_whatever_is_to_happen_while_redis_is_away(
-    kind: str, fail: str, library: Any, make: Any, server: Server, cluster: list[Server], watched: tuple[Any, int]
+    kind: str, fail: str, library: Any, make: Any, server: Server, cluster: list[Server], sentinel: int
 ) -> None:
-    watched[0].empty()
     clients: dict[str, Callable[[], Any]] = {
         "server": lambda: library.Redis(port=server.port),
-        "pool": lambda: of_pool(library, server.port),
+        "pool": lambda: library.Redis(
+            connection_pool=library.BlockingConnectionPool(port=server.port, max_connections=1)
+        ),
         "cluster": lambda: library.RedisCluster(host="127.0.0.1", port=cluster[0].port),
-        "sentinel": lambda: of_sentinel(library, watched[1]),
-        "memory": MemoryLimiter,
+        "sentinel": lambda: library.sentinel.Sentinel([("127.0.0.1", sentinel)]).master_for("mine"),
     }
     follow(make, clients[kind](), fail=fail)
 

@@ -11,15 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeAlias
 
 from ._commands import wire
 from ._library import redis
 from ._lines.own import NO_RETRY
 
-Row: TypeAlias = tuple[bytes, str, str, int, int | None, str]
-"""Key, algorithm, window, units used, units left, and the seconds until none is used."""
-_Quota: TypeAlias = tuple[int, str]
+Row: TypeAlias = tuple[bytes, str, str, int, int | None, timedelta]
+"""Key, algorithm, window, units used, units left, and the time until none is used."""
 
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
@@ -40,25 +41,16 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Makes the parser of the command line. The options for the server are those of redis-cli."""
-    options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.", add_help=False)
-    options.add_argument("--help", action="help", help="show this and exit")
-    server = options.add_argument_group("server, as in redis-cli")
-    server.add_argument("-h", metavar="HOST", dest="host", default="127.0.0.1")
-    server.add_argument("-p", metavar="PORT", dest="port", type=int, default=6379)
-    server.add_argument("-s", metavar="SOCKET", dest="socket", help="a Unix socket instead of both")
-    server.add_argument(
-        "-u", metavar="URI", dest="uri", help="redis://user:password@host:port/db instead of all others"
+    """Makes the parser of the command line."""
+    options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.")
+    options.add_argument(
+        "-u",
+        metavar="URI",
+        dest="uri",
+        default=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"),
+        help="a server, or one of a cluster: redis://user:password@host:port/db, unix:///path, or with TLS "
+        "rediss://host:port?ssl_ca_certs=file; by default REDIS_URL in the environment, or redis://127.0.0.1:6379",
     )
-    server.add_argument("-n", metavar="DB", dest="db", type=int, default=0)
-    server.add_argument("-a", "--pass", metavar="PASSWORD", dest="password", default=os.environ.get("REDISCLI_AUTH"))
-    server.add_argument("--user", help="else the default user; REDISCLI_AUTH in the environment is a password too")
-    server.add_argument("-c", action="store_true", help="nothing: a cluster is recognized")
-    server.add_argument("--tls", action="store_true")
-    server.add_argument("--cacert", metavar="FILE")
-    server.add_argument("--cert", metavar="FILE")
-    server.add_argument("--key", metavar="FILE", dest="tls_key")
-    server.add_argument("--insecure", action="store_true", help="accept any certificate")
     commands = options.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, run, text in (
         ("list", list_all, "limiters whose keys begin with a prefix"),
@@ -66,8 +58,7 @@ def parser() -> argparse.ArgumentParser:
         ("reset", reset, "forget what limiters count"),
         ("watch", watch, "who is limited, each second"),
     ):
-        command = commands.add_parser(name, help=text, description=text, add_help=False)
-        command.add_argument("--help", action="help", help="show this and exit")
+        command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         if name in ("list", "watch"):
             command.add_argument("prefix", nargs="?", default="", type=_bytes)
@@ -81,35 +72,21 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _quotas(text: str) -> tuple[_Quota, ...]:
+def _quotas(text: str) -> tuple[wire.Pair, ...]:
     try:
-        pairs = wire.checked_pairs([text])
+        return wire.checked_pairs([text])
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return tuple((limit, _length(wire.timedelta_of(window) // wire.MILLISECOND)) for limit, window in pairs)
 
 
-def connect(options: argparse.Namespace) -> Any:
+def connect(uri: str) -> Any:
     """Makes a client for the server, or for its cluster."""
-    patience: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": NO_RETRY}
-    settings = {"username": options.user, "password": options.password, **patience}
-    if options.tls:
-        checks = "none" if options.insecure else "required"
-        settings |= {"ssl": True, "ssl_cert_reqs": checks, "ssl_ca_certs": options.cacert}
-        settings |= {"ssl_certfile": options.cert, "ssl_keyfile": options.tls_key}
-        settings["ssl_check_hostname"] = not options.insecure
-    place: dict[str, Any] = {"host": options.host, "port": options.port}
-    if options.uri:
-        client = redis.Redis.from_url(options.uri, **patience)
-        options.db = client.get_connection_kwargs().get("db", 0)
-    elif options.socket:
-        client = redis.Redis(unix_socket_path=options.socket, db=options.db, **settings)
-    else:
-        client = redis.Redis(**place, db=options.db, **settings)
+    options: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": NO_RETRY}
+    client = redis.Redis.from_url(uri, **options)
     if not client.info("cluster").get("cluster_enabled"):
         return client
     client.close()
-    return redis.RedisCluster.from_url(options.uri) if options.uri else redis.RedisCluster(**place, **settings)
+    return redis.RedisCluster.from_url(uri, **options)
 
 
 def masters(client: Any) -> list[Any]:
@@ -121,16 +98,11 @@ def masters(client: Any) -> list[Any]:
 
 def printable(key: bytes) -> str:
     """Escapes a key, so that it cannot control a terminal, and :func:`_bytes` can read it."""
-    text = key.decode(errors="surrogateescape")
-    # Nearly every key is shown as it is: looking at each character takes twenty times as long.
-    if text.isprintable() and "\\" not in text:
-        with suppress(UnicodeEncodeError):
-            text.encode(sys.stdout.encoding or "ascii")
-            return text
-    return "".join(map(_printable, text))
+    return re.sub(r"[^ -~]|\\", _escape, key.decode(errors="surrogateescape"))
 
 
-def _printable(each: str) -> str:
+def _escape(found: re.Match[str]) -> str:
+    each = found[0]
     if each in _ESCAPES:
         return _ESCAPES[each]
     with suppress(UnicodeEncodeError):
@@ -160,35 +132,14 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
                 raise explained from error
 
 
-class _Progress:
-    """A line on a terminal, which is erased before anything else is printed."""
-
-    _is_shown = False
-
-    def show(self, text: str) -> None:
-        if sys.stderr and sys.stderr.isatty():
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
-            self._is_shown = True
-
-    def erase(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._is_shown = False
-
-
-def table(pages: Iterable[Iterable[Row]]) -> int:
-    """Prints each page as it comes, with tabs unless to a terminal, and returns the number of rows."""
+def table(rows: Iterable[Row]) -> int:
+    """Prints rows, with tabs unless to a terminal, and returns how many there are."""
     is_terminal, number = sys.stdout.isatty(), 0
-    for page in pages:
-        lines = []
-        for key, *figures, left, reset in page:
-            words = [printable(key), *map(str, figures), "-" if left is None else str(left), reset]
-            lines.append(_FORMAT.format(*words) if is_terminal else "\t".join(words))
-        if is_terminal and lines and not number:
+    for number, (key, kind, window, used, left, reset) in enumerate(rows, 1):
+        if is_terminal and number == 1:
             print(_FORMAT.format(*_TITLES))
-        number += len(lines)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        cells = printable(key), kind, window, used, "-" if left is None else left, f"{reset.total_seconds():.1f}s"
+        print(_FORMAT.format(*cells) if is_terminal else "\t".join(map(str, cells)))
     return number
 
 
@@ -203,77 +154,54 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
         yield reply
 
 
-def rows_of(client: Any, keys: list[bytes], quotas: tuple[_Quota, ...] | None) -> Iterator[Row]:
+def rows_of(client: Any, keys: list[bytes], quotas: tuple[wire.Pair, ...] | None) -> Iterator[Row]:
     """Yields the rows of those limiters that have not expired since they were found."""
-    replies = _asked(client, (("RL.INFO", key) for key in keys))
-    found = [(key, _fields(reply)) for key, reply in zip(keys, replies, strict=True) if reply]
+    replies = _asked(client, [("RL.INFO", key) for key in keys])
+    found = [(key, info) for key, reply in zip(keys, replies, strict=True) if (info := wire.info(reply))]
     if quotas is None:
         for key, info in found:
-            for each in map(_fields, info[b"windows"]):
-                used, capacity = each[b"used"], each.get(b"limit")
-                rest = None if capacity is None else max(capacity - used, 0)
-                length, wait = _length(each[b"window_ms"]), _seconds(each[b"reset_after_ms"])
-                yield key, info[b"algorithm"].decode(), length, used, rest, wait
+            for each in info.windows:
+                left = None if each.limit is None else max(each.limit - each.used, 0)
+                yield key, info.algorithm, _length(each.window), each.used, left, each.reset_after
         return
-    asked = [(key, info[b"algorithm"].decode(), *quota) for key, info in found for quota in quotas]
+    asked = [(key, info.algorithm, limit, window) for key, info in found for limit, window in quotas]
     # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
-    peeks = (("RL.PEEK", key, limit if kind == "bucket" else _MOST, window) for key, kind, limit, window in asked)
-    for (key, kind, limit, window), (_, whole, left, _, reset, *_) in zip(asked, _asked(client, peeks), strict=True):
-        used = whole - left
-        yield key, kind, window, used, max(limit - used, 0), _seconds(reset)
+    pairs = [(limit if kind == "bucket" else _MOST, window) for _, kind, limit, window in asked]
+    peeks = [wire.take("RL.PEEK", key, [pair], 1) for (key, *_), pair in zip(asked, pairs, strict=True)]
+    for (key, kind, limit, window), reply in zip(asked, _asked(client, peeks), strict=True):
+        verdict = wire.verdict(reply)
+        used = verdict.limit - verdict.remaining
+        yield key, kind, _length(wire.timedelta_of(window)), used, max(limit - used, 0), verdict.reset_after
 
 
-def _fields(reply: Any) -> dict[bytes, Any]:
-    """Reads a map, which RESP2 sends as a flat array. By :func:`wire.info` a list would take a fifth longer."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def _length(milliseconds: int) -> str:
+def _length(window: timedelta) -> str:
     """Writes a window as commands take it, in the largest unit that divides it."""
+    milliseconds = window // wire.MILLISECOND
     for unit, length in _UNITS.items():
         if not milliseconds % length:
             return f"{milliseconds // length}{unit}"
     return f"{milliseconds}ms"
 
 
-def _seconds(milliseconds: int) -> str:
-    return f"{milliseconds / 1000:.1f}s"
-
-
 def list_all(client: Any, options: argparse.Namespace) -> int:
     """Lists limiters by SCAN, which does not block the server."""
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
-    pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]^\\" else bytes([each]) for each in options.prefix) + b"*"
-    databases = [node.info("keyspace").get(f"db{options.db}", {}) for node in nodes]
-    in_all = sum(database.get("keys", 0) for database in databases)
-    progress = _Progress()
+    pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", options.prefix) + b"*"
 
-    def pages() -> Iterator[list[Row]]:
-        looked_at = 0
-        for node in nodes:
-            cursor = None
-            while cursor != 0:
-                cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
-                rows = list(rows_of(node, keys, options.quotas))
-                progress.erase()
-                yield rows
-                looked_at += _BATCH
-                if looked_at < in_all:
-                    progress.show(f"looked at {looked_at:,} of {in_all:,} keys")
+    def rows(node: Any) -> Iterator[Row]:
+        cursor = None
+        while cursor != 0:
+            cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
+            yield from rows_of(node, keys, options.quotas)
 
-    try:
-        table(pages())
-    finally:
-        progress.erase()
+    table(chain.from_iterable(map(rows, nodes)))
     return 0
 
 
 def inspect(client: Any, options: argparse.Namespace) -> int:
     """Shows the rows of one limiter."""
-    if isinstance(client, redis.RedisCluster):
-        client = client.get_redis_connection(client.get_node_from_key(options.keys[0]))  # type: ignore[no-untyped-call]
-    if table([rows_of(client, options.keys, options.quotas)]):
+    if table(rows_of(client, options.keys, options.quotas)):
         return 0
     print("there is no such limiter", file=sys.stderr)
     return 1
@@ -313,7 +241,7 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     end = None if options.seconds is None else time.monotonic() + options.seconds
     try:
         for each in subscriptions:
-            each.subscribe(_EVENTS.format(options.db))
+            each.subscribe(_EVENTS.format(nodes[0].get_connection_kwargs().get("db", 0)))
             # Reads the reply, which may be an error, also if there is no time to wait for events.
             each.get_message(timeout=10)
         while end is None or time.monotonic() < end:
@@ -349,7 +277,7 @@ def main(words: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(words)
     try:
-        status: int = options.run(connect(options), options)
+        status: int = options.run(connect(options.uri), options)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has left, as head does. Python would complain when it closes the output at exit.

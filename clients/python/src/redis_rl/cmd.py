@@ -11,38 +11,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from ._commands.wire import Algorithm, Key, Quota, Window, decision, info, take, take_all, verdict
+from ._commands.wire import Algorithm, Key, Options, Quota, Window, decision, info, take, take_all, verdict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["all", "bucket", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
 
 
-def fixed(
-    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
-) -> list[Key | int]:
+def fixed(key: Key, *quotas: Quota, **options: Unpack[Options]) -> list[Key | int]:
     """RL.FIXED, answered by a verdict."""
-    return take("RL.FIXED", key, quotas, cost, force, at, partial)
+    return take("RL.FIXED", key, quotas, **options)
 
 
-def sliding(
-    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
-) -> list[Key | int]:
+def sliding(key: Key, *quotas: Quota, **options: Unpack[Options]) -> list[Key | int]:
     """RL.SLIDING, answered by a verdict."""
-    return take("RL.SLIDING", key, quotas, cost, force, at, partial)
+    return take("RL.SLIDING", key, quotas, **options)
 
 
-def log(
-    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
-) -> list[Key | int]:
+def log(key: Key, *quotas: Quota, **options: Unpack[Options]) -> list[Key | int]:
     """RL.LOG, answered by a verdict."""
-    return take("RL.LOG", key, quotas, cost, force, at, partial)
+    return take("RL.LOG", key, quotas, **options)
 
 
-def bucket(
-    key: Key, *quotas: Quota, cost: int = 1, force: bool = False, partial: bool = False, at: int | None = None
-) -> list[Key | int]:
+def bucket(key: Key, *quotas: Quota, **options: Unpack[Options]) -> list[Key | int]:
     """RL.BUCKET, answered by a verdict."""
-    return take("RL.BUCKET", key, quotas, cost, force, at, partial)
+    return take("RL.BUCKET", key, quotas, **options)
 
 
 def peek(key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> list[Key | int]:

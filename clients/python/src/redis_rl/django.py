@@ -16,7 +16,7 @@ from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, SyncGuard, blocking, run
+from ._guard.guard import VISIT, AsyncGuard, SyncGuard, blocking, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
 from .http import Answer, Policy, beside
@@ -100,7 +100,7 @@ class Guard(SyncGuard):
 
         return decorate
 
-    atake, asettle, aclose = SyncGuard.take_by_hand, SyncGuard.settle_by_hand, SyncGuard.end
+    atake, asettle, aclose = AsyncGuard.take, AsyncGuard.settle, AsyncGuard.close
 
     def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META

@@ -22,7 +22,6 @@ from rest_framework.exceptions import APIException
 from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, Pair, check_seconds
-from ._guard.leases import NOT_DECIDED, take
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
@@ -88,10 +87,10 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return True
         limiter = self.limiter or _limiter_of_settings()
-        http.check_cost(cost := self.get_cost(request, view))
+        wire.check_cost(cost := self.get_cost(request, view))
         rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
         try:
-            verdict = take(_asking(limiter, self.remember), key, rules, cost)
+            verdict = _asking(limiter, self.remember).here().take(key, rules, cost)
         except Exception as error:
             if wire.is_mistake(error) and not is_away(error):
                 raise
@@ -135,7 +134,7 @@ def _settings() -> dict[str, Any]:
 
 @cache
 def _asking(limiter: RateLimiter, remember: float) -> InThreads:
-    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember, meanwhile=NOT_DECIDED)
+    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember)
     return asking
 
 

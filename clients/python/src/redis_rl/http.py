@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ._commands import wire
-from ._commands.wire import MAX_COST, Algorithm, Decision, Quota, Verdict, Window, timedelta_of
-from ._keys import Outcome, Rules, Share, without
+from ._commands.wire import Algorithm, Decision, Quota, Verdict, Window, check_cost, timedelta_of
+from ._keys import Outcome, Rules, without
 
 __all__ = ["Answer", "Policy"]
 
@@ -93,23 +93,18 @@ class Policy:
             check_cost(cost)
         if key is not None and not callable(key) and not isinstance(key, str):
             raise TypeError(f"a key is a function of the request, or a text: {key!r}")
-        if not wire.is_whole(lease) or lease < 0:
-            raise ValueError(f"the units of a lease are a whole number from 0: {lease!r}")
+        wire.check_units("the units of a lease", lease)
         if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
             # The reply to a lease tells its quota only by the limit.
             raise ValueError(f"the limits of {name} must differ for a lease")
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self._rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
+        self.rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
 
     def __repr__(self) -> str:
         """Returns the name and the quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
-
-    def share(self, key: str | bytes, cost: int) -> Share:
-        """Returns what a request takes of this policy."""
-        return Share(key, self._rules, cost)
 
 
 class RoutePolicy(Policy):
@@ -187,12 +182,6 @@ def together(standings: Sequence[Standing]) -> Standing:
     rows = tuple(row for each in standings for row in each.outcome.rows)
     policies = [policy for each in standings for policy in each.policies]
     return Standing(policies, standings[-1].outcome._replace(rows=rows))
-
-
-def check_cost(cost: int) -> None:
-    """Refuses a cost that no request can have. A negative one would give back what others took."""
-    if not wire.is_whole(cost) or not 0 <= cost <= MAX_COST:
-        raise ValueError(f"a cost must be a whole number from 0 to {MAX_COST}: {cost!r}")
 
 
 def away() -> Answer:

@@ -68,18 +68,6 @@ end
 return peek
 """)
 
-# The library's fixed window by a clock that is passed in. The key expires by the server's clock, a minute later, as
-# keys do that are written with AT.
-_COUNT_AS_OF = _Script("""
-local now, length = tonumber(ARGV[1]), tonumber(ARGV[2])
-if tonumber(redis.call('HGET', KEYS[1], 'ends_ms') or 0) <= now then
-    redis.call('DEL', KEYS[1])
-    redis.call('HSET', KEYS[1], 'ends_ms', now + length)
-    redis.call('PEXPIRE', KEYS[1], length + 60000)
-end
-return redis.call('HINCRBY', KEYS[1], 'count', ARGV[3])
-""")
-
 
 def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     """Returns what the library asks for: units and seconds left of the previous window, then of the current one."""
@@ -132,29 +120,26 @@ class _Windows(TimestampedSlidingWindow):
     """The strategies of all storages. Sliding windows are aligned to the clock.
 
     A key is counted by one algorithm, and an application may change its strategy while keys live. So each strategy has
-    a suffix for its keys. Only fixed windows without a clock are stored as the library does.
+    a suffix for its keys. Fixed windows are counted as the library does, or with a clock in this process.
     """
 
     clock: Clock | None
     _options: dict[str, Any] = {}
+    _call: Callable[..., Coroutine[Any, Any, Any]]
+    prefixed_key: Callable[[str], str]
+    # Returns the library's script that counts in a fixed window.
+    _incr_script: Callable[[], Any]
     # Becomes False when an ACL rule forbids EVALSHA.
     _may_run_scripts = True
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage."""
         self.clock = clock
+        # The count and the end of each fixed window. Those that have ended are dropped when there are _most.
+        self._fixed: dict[str, tuple[int, int]] = {}
+        self._most = 1000
         options = {**self._options, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
-
-    async def _call(self, *words: Key | int) -> Any:
-        raise NotImplementedError
-
-    def _incr_script(self) -> Any:
-        """The library's script that counts in a fixed window."""
-        raise NotImplementedError
-
-    def prefixed_key(self, key: str) -> str:
-        raise NotImplementedError
 
     def _as_of(self) -> int | None:
         return None if self.clock is None else self.clock()
@@ -169,28 +154,30 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        if self.clock is not None:
-            arguments = (self.clock(), 1000 * expiry, math.ceil(amount))
-            return int(await self._run_script(_COUNT_AS_OF, f"{key}/fixed", *arguments))
-        return int(await self._run_script(self._incr_script(), key, expiry, amount))
+        if self.clock is None:
+            return int(await self._run_script(self._incr_script(), key, expiry, amount))
+        now_ms = self.clock()
+        if len(self._fixed) >= self._most:
+            self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
+            self._most = max(1000, 2 * len(self._fixed))
+        count, ends_ms = self._fixed.get(key, (0, 0))
+        if ends_ms <= now_ms:
+            count, ends_ms = 0, now_ms + 1000 * expiry
+        self._fixed[key] = count + math.ceil(amount), ends_ms
+        return self._fixed[key][0]
 
     @_of_storage
     async def get(self, key: str) -> int:
         if self.clock is None:
             return int(await self._call("GET", self.prefixed_key(key)) or 0)
-        count, ends_ms = await self._fixed_window(key)
+        count, ends_ms = self._fixed.get(key, (0, 0))
         return count if ends_ms > self.clock() else 0
 
     @_of_storage
     async def get_expiry(self, key: str) -> float:
         if self.clock is None:
             return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
-        _, ends_ms = await self._fixed_window(key)
-        return max(ends_ms, self.clock()) / 1000
-
-    async def _fixed_window(self, key: str) -> tuple[int, int]:
-        count, ends_ms = await self._call("HMGET", self.prefixed_key(f"{key}/fixed"), "count", "ends_ms")
-        return int(count or 0), int(ends_ms or 0)
+        return max(self._fixed.get(key, (0, 0))[1], self.clock()) / 1000
 
     @_of_storage
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -260,7 +247,7 @@ class _Windows(TimestampedSlidingWindow):
     async def clear(self, key: str) -> None:
         await self._forget("RL.LOG", f"{key}/log", "3650d")
         if self.clock is not None:
-            await self._call("DEL", self.prefixed_key(f"{key}/fixed"))
+            self._fixed.pop(key, None)
             return
         try:
             await self._peek(key, 1, 1)
@@ -359,18 +346,14 @@ class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
 
 
 class _MemoryWindows(_Windows):
-    """Counts in this process. Fixed windows begin with their first hit, as the library's do."""
+    """Counts in this process."""
 
-    clock: Clock
     _may_run_scripts = False
     base_exceptions = redis.RedisError
 
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         clock = clock or _now_ms
         self.storage = MemoryLimiter(clock=clock)
-        # The count and the end of each fixed window. Those that have ended are dropped when there are _most.
-        self._fixed: dict[str, tuple[int, int]] = {}
-        self._most = 1000
         super().__init__(uri, clock=clock, **options)
 
     async def _call(self, *words: Key | int) -> Any:
@@ -378,26 +361,6 @@ class _MemoryWindows(_Windows):
 
     def prefixed_key(self, key: str) -> str:
         return key
-
-    @_of_storage
-    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        now_ms = self.clock()
-        if len(self._fixed) >= self._most:
-            self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
-            self._most = max(1000, 2 * len(self._fixed))
-        count, ends_ms = await self._fixed_window(key)
-        if ends_ms <= now_ms:
-            count, ends_ms = 0, now_ms + 1000 * expiry
-        self._fixed[key] = count + math.ceil(amount), ends_ms
-        return self._fixed[key][0]
-
-    async def _fixed_window(self, key: str) -> tuple[int, int]:
-        return self._fixed.get(key, (0, 0))
-
-    @_of_storage
-    async def clear(self, key: str) -> None:
-        self._fixed.pop(key, None)
-        await self._forget("RL.LOG", f"{key}/log", "3650d")
 
     @_of_storage
     async def reset(self) -> int:

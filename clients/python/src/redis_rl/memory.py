@@ -53,8 +53,7 @@ class MemoryLimiter:
         """``clock`` returns the Unix time in milliseconds. Beyond ``max_keys``, what expires first is forgotten."""
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or not 1 <= max_keys <= _MOST_KEYS:
             raise ValueError(f"max_keys is a whole number from 1 to {_MOST_KEYS}: {max_keys!r}")
-        if clock is not None and not callable(clock):
-            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
+        check_clock(clock)
         engine, module = _compiled()
         import wasmtime
 
@@ -115,6 +114,12 @@ class MemoryLimiter:
 
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at
+
+
+def check_clock(clock: object) -> None:
+    """Refuses what is no function. None is the clock of the server or of this process."""
+    if clock is not None and not callable(clock):
+        raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
 
 
 def _encoded(word: Any) -> bytes:

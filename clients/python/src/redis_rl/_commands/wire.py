@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
@@ -65,6 +65,26 @@ def is_mistake(error: Exception) -> bool:
 def check_seconds(name: str, seconds: float) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
+
+
+def check_units(what: str, units: int, least: int = 0) -> None:
+    """Refuses units that are not whole, or more than a server takes."""
+    if not is_whole(units) or not least <= units <= MAX_COST:
+        raise ValueError(f"{what} must be a whole number from {least} to {MAX_COST}: {units!r}")
+
+
+def check_cost(cost: int) -> None:
+    """Refuses a cost that no request can have. A negative one would give back what others took."""
+    check_units("a cost", cost)
+
+
+class Options(TypedDict, total=False):
+    """How a command takes its units."""
+
+    cost: int
+    force: bool
+    partial: bool
+    at: int | None
 
 
 class Row(NamedTuple):
@@ -236,7 +256,7 @@ def take(
     command: str,
     key: Key,
     quotas: Iterable[Quota],
-    cost: int,
+    cost: int = 1,
     force: bool = False,
     at: int | None = None,
     partial: bool = False,
@@ -322,9 +342,7 @@ def info(reply: Any) -> Info | None:
                 timedelta(milliseconds=window["window_ms"]),
                 window["used"],
                 timedelta(milliseconds=window["reset_after_ms"]),
-                window.get("current"),
-                window.get("previous"),
-                window.get("limit"),
+                *map(window.get, ("current", "previous", "limit")),
             )
             for window in windows(reply)
         ),

@@ -8,20 +8,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Decision, check_seconds, is_mistake, sendable
-from .._keys import Request
+from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
+from .._keys import Request, Share
 from .._lines.errors import is_away
 from ..http import Answer, Policy
-from ..memory import MemoryLimiter
+from ..memory import MemoryLimiter, check_clock
 from .address import network
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes
-from .policies import Cost, KeyOf, Limit, Policies, check_exist, check_together, resolved
+from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_together, named, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Part, Taken, Visit, settle
 
@@ -68,13 +69,11 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 def _check_keys(charges: Sequence[Charge]) -> None:
     """Refuses two policies that count in one key. The server's refusal would count as Redis being away."""
-    if len({charge.key for charge in charges}) == len(charges):
-        return
     names: dict[Any, str] = {}
     for charge in charges:
-        name = charge.policy.name
-        if (other := names.setdefault(charge.key, name)) != name:
-            raise ValueError(f"the policies {other} and {name} of a request count in one key, {charge.key!s}")
+        name, key = charge.policy.name, charge.share.key
+        if (other := names.setdefault(key, name)) != name:
+            raise ValueError(f"the policies {other} and {name} of a request count in one key, {key!s}")
 
 
 # Stands for the network address among keys.
@@ -94,7 +93,7 @@ def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
     return Answer(answer.status, {**kept, **answer.fields}, answer.body)
 
 
-class Guard:
+class AsyncGuard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
     ``client`` is the application's. The guard asks the same server on connections of its own. ``policies`` is one
@@ -144,9 +143,10 @@ class Guard:
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         check_seconds("remember", remember)
-        if clock is not None and not callable(clock):
-            raise TypeError(f"clock is a function that returns the Unix time in milliseconds: {clock!r}")
+        check_clock(clock)
         self.all = Limit(self, policies, is_route=False)
+        # Those that handlers name. Each remembers the names of routes.
+        self._by_hand = lru_cache(maxsize=256)(lambda text: ByHand(self, text))
         # The limits that are a text, by the name of their route.
         self.routes: dict[str, Limit] = {}
         self._key, self._prefix = key, prefix
@@ -169,7 +169,7 @@ class Guard:
         # When the log may next be told of a request that was not decided although Redis is not away.
         self._next_warning = 0.0
 
-    def __deepcopy__(self, memo: Any) -> Guard:
+    def __deepcopy__(self, memo: Any) -> AsyncGuard:
         """Returns itself, since Litestar copies what stands on a router."""
         return self
 
@@ -219,15 +219,17 @@ class Guard:
                 return taken
         return await self.take_of([limit], request, visit=visit)
 
-    async def take_by_hand(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
-        A refusal refuses the request, whatever the handler answers. ``cost`` replaces the costs of the policies. If
-        there are several, it is a mapping by their names.
+        A refusal refuses the request, whatever the handler answers. A text is named by the route if there is one.
+        ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names.
         """
         state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
+        if isinstance(policies, str):
+            policies = named(self.route(request, self._by_hand(policies)) or "requests", policies)
         limit = self.all if policies is None else Limit(self, policies, is_route=False)
         return await self.take_of([limit], request, cost, state[VISIT])
 
@@ -306,8 +308,9 @@ class Guard:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
             if callable(units):
                 units = await resolved(units(request))
-            http.check_cost(units)
-            charges.append(Charge(policy, sendable(f"{self._prefix}{policy.name}:{key}"), units, whose))
+            check_cost(units)
+            share = Share(sendable(f"{self._prefix}{policy.name}:{key}"), policy.rules, units)
+            charges.append(Charge(policy, share, whose))
         return charges
 
     async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
@@ -342,18 +345,19 @@ class Guard:
             if self._local:
                 for part in parts:
                     part.release()
-                return await self._decided_by(self._local, groups)
+                return await self._decided_by(self._local.here(), groups, is_local=True)
         return parts
 
-    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]]) -> list[Part]:
-        requests = [Request([charge.share() for charge in group]) for group in groups]
+    async def _decided_by(
+        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool = False
+    ) -> list[Part]:
+        requests = [Request([charge.share for charge in group]) for group in groups]
         outcomes = await asking.decide(requests)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):
                 for request in requests:
                     asking.give_back(request)
                 raise outcome
-        is_local = asking is self._local
         return [
             Part(asking, group, request, outcome, is_local=is_local, failed=self._undecided)
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
@@ -367,7 +371,7 @@ class Guard:
             self._next_warning = monotonic() + 1
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 
-    async def settle_by_hand(self, request: Any, used: Cost) -> Mapping[str, str]:
+    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
 
         A name is looked for from the innermost limit outwards. Policies that are not named keep their estimate, and
@@ -384,7 +388,7 @@ class Guard:
             raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
         return await settle(visit.taken, used)
 
-    async def end(self, timeout: float = CLOSE_SECONDS) -> None:
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, and waits so many seconds at most. From then on nothing is leased."""
         self.asking  # noqa: B018 - makes it if there is none, so that it can be closed
         for blocks, asking in self._made.items():
@@ -401,24 +405,20 @@ def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
     return [together, *dry] if together else dry
 
 
-class AsyncGuard(Guard):
-    """A guard for asynchronous frameworks."""
-
-    take, settle, close = Guard.take_by_hand, Guard.settle_by_hand, Guard.end
-
-
-class SyncGuard(Guard):
+class SyncGuard(AsyncGuard):
     """A guard for frameworks with threads: it asks in the thread of the request."""
 
     def _blocks(self) -> bool:
         return True
 
-    def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        return run(self.take_by_hand(request, policies, cost))
+    def take(  # type: ignore[override]
+        self, request: Any, policies: Policies | None = None, cost: Cost | None = None
+    ) -> Taken:
+        return run(super().take(request, policies, cost))
 
-    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
-        return run(self.settle_by_hand(request, used))
+    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:  # type: ignore[override]
+        return run(super().settle(request, used))
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # type: ignore[override]
         """See :meth:`AsyncGuard.close`. The end of the process gives back too, unless it is killed."""
-        run(self.end(timeout))
+        run(super().close(timeout))

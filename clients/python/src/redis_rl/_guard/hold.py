@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from itertools import count
 from math import inf
 from random import uniform
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .._commands import wire
 from .._commands.wire import MAX_COST, Key, check_seconds
@@ -46,7 +48,8 @@ class _Hold:
         if on_late is not None and not callable(on_late):
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
         self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
-        self._for_ms, self._timeout_ms = int(for_ * 1000), timeout * 1000
+        self._for_ms, self._timeout_ms = int(for_ * 1000), int(timeout * 1000)
+        self._until_ms = 0
         # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
         self._share, self._renewed = (
             Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._for_ms}ms")]), 0, 0), 1)
@@ -68,10 +71,15 @@ class _Hold:
         """Whether it was not renewed in time, so that somebody else may have the place."""
         return self._place is not None and self._place.is_late(self._asking.now_ms())
 
-    def _here(self) -> Iterator[float]:
-        """Begins to ask in this thread or event loop, and returns the waits between tries, in seconds."""
+    def _begin_to_ask(self) -> None:
+        """Begins to ask in this thread or event loop."""
         self._asking = self._asks.here()
-        return self._waits(self._asking.now_ms())
+        self._until_ms = self._asking.now_ms() + self._timeout_ms
+
+    def _seconds_to_try(self) -> float:
+        """The seconds until the last try, 0 or less after it."""
+        left: float = (self._until_ms - self._asking.now_ms()) / 1000
+        return left
 
     def _begin(self) -> Request:
         if self._place and self._place.state != "over" and self._pid == os.getpid():
@@ -104,27 +112,25 @@ class _Hold:
         of = {"give back old": self._old, "give back new": self._new}
         return [request for said in says if (request := of.get(said))]
 
-    def _waits(self, began_ms: int) -> Iterator[float]:
-        """Yields the seconds after which to try again. The last try is at the end of the timeout."""
-        for tries in count():
-            left_ms = began_ms + self._timeout_ms - self._asking.now_ms()
-            if left_ms <= 0:
-                return
-            yield min(left_ms, uniform(0.5, 1) * min(_FIRST_MS * 2 ** min(tries, 10), _LONGEST_MS)) / 1000
+
+def _pause_after(tries: int) -> float:
+    """The seconds between two tries: longer and longer, and at random, so that those who wait do not meet."""
+    return uniform(0.5, 1) * min(_FIRST_MS << min(tries, 10), _LONGEST_MS) / 1000
 
 
 class Hold(_Hold):
     """A place in a ``with`` block of :meth:`RateLimiter.hold`, true if it is held."""
 
     def __enter__(self) -> Hold:
-        waits = self._here()
-        while True:
+        self._begin_to_ask()
+        for tries in count():
             outcome = self._ask(self._begin())
             if isinstance(outcome, Exception):
                 raise outcome
-            if self or (wait := next(waits, None)) is None:
-                return self
-            self._sleep(wait)
+            if self or (left := self._seconds_to_try()) <= 0:
+                break
+            self._sleep(min(left, _pause_after(tries)))
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self._end():
@@ -157,37 +163,52 @@ class AsyncHold(_Hold):
     """A place in an ``async with`` block of :meth:`AsyncRateLimiter.hold`, true if it is held. A timer renews it."""
 
     _renewal: asyncio.Task[None] | None = None
+    _waiting: _Waiting
 
     async def __aenter__(self) -> AsyncHold:
-        waits = self._here()
-        while True:
-            request = self._begin()
-            try:
-                [outcome] = await self._asking.decide([request])
-            except BaseException as interruption:
-                # The unit that may be on its way goes back by itself.
-                self._told(interruption)
-                raise
-            self._told(outcome)
-            if isinstance(outcome, Exception):
-                raise outcome
-            if self:
-                _renewals.here().watch(self)
-                return self
-            if (wait := next(waits, None)) is None:
-                return self
-            await self._sleep(wait)
+        self._begin_to_ask()
+        self._waiting = _waiting.here().setdefault((self._asks, *self._share[:2]), _Waiting())
+        try:
+            for tries in count():
+                is_poller = self._waiting.polls(self)
+                await self._try()
+                if self or (left := self._seconds_to_try()) <= 0:
+                    break
+                await self._waiting.pause(self._sleep(min(left, _pause_after(tries)) if is_poller else left))
+        finally:
+            self._waiting.leave(self)
+        return self
+
+    async def _try(self) -> None:
+        request = self._begin()
+        try:
+            [outcome] = await self._asking.decide([request])
+        except BaseException as interruption:
+            # The unit that may be on its way goes back by itself.
+            self._told(interruption)
+            raise
+        self._told(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        if self:
+            _renewals.here().watch(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if self:
             _renewals.here().forget(self)
-            for request in self._end():
-                await self._asking.release(request, CLOSE_SECONDS)
+            await self._give_back(self._end())
             if self._renewal:
                 # The renewal under way gives back both units: the one held and the one it has asked for.
                 await asyncio.wait([self._renewal], timeout=CLOSE_SECONDS)
+
+    async def _give_back(self, requests: list[Request]) -> None:
+        for request in requests:
+            if not self:
+                # It asks in a later turn, when this has been sent.
+                self._waiting.wake()
+            await self._asking.release(request, CLOSE_SECONDS)
 
     def seconds_left(self) -> float:
         """The seconds until the next tick is due, infinite if none is."""
@@ -213,8 +234,53 @@ class AsyncHold(_Hold):
         back = self._told(outcome)
         if self:
             _renewals.here().watch(self)
-        for each in back:
-            await self._asking.release(each, CLOSE_SECONDS)
+        await self._give_back(back)
+
+
+class _Waiting:
+    """Those who wait in an event loop for a place of one key. One of them polls for all, so thousands may wait."""
+
+    def __init__(self) -> None:
+        self._poller: AsyncHold | None = None
+        # Their sleeps, the one that began first at the beginning.
+        self._sleeps: OrderedDict[asyncio.Future[Any], None] = OrderedDict()
+
+    def polls(self, hold: AsyncHold) -> bool:
+        """Whether this one polls: the first to ask, until it leaves."""
+        if self._poller is None:
+            self._poller = hold
+        return self._poller is hold
+
+    async def pause(self, sleep: Coroutine[Any, Any, Any]) -> None:
+        """Waits for the end of the sleep, or until it is woken."""
+        sleeping = asyncio.ensure_future(sleep)
+        self._sleeps[sleeping] = None
+        try:
+            await asyncio.wait([sleeping])
+        except asyncio.CancelledError:
+            if sleeping not in self._sleeps:
+                # It was woken and does not ask any more.
+                self.wake()
+            raise
+        finally:
+            self._sleeps.pop(sleeping, None)
+            sleeping.cancel()
+        if not sleeping.cancelled():
+            sleeping.result()
+
+    def wake(self) -> None:
+        """A place was given back: the one that has slept longest asks at once."""
+        if self._sleeps:
+            self._sleeps.popitem(last=False)[0].cancel()
+
+    def leave(self, hold: AsyncHold) -> None:
+        if self._poller is hold:
+            self._poller = None
+            # It asks, and polls from then on.
+            self.wake()
+
+
+_waiting: EachLoop[WeakValueDictionary[Any, _Waiting]] = EachLoop(lambda loop: WeakValueDictionary())
 
 
 class _Renewals:

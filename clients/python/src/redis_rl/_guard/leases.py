@@ -7,14 +7,12 @@ from typing import Any, Generic, TypeVar
 
 from .._commands import wire
 from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
-from .._keys import Outcome, Request, Rules, Share
+from .._keys import Rules
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
 from .threads import CLOSE_SECONDS, InThreads, asking_of
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
-
-NOT_DECIDED = "requests are not decided meanwhile"
 
 
 class _Leased(Generic[_Limiter]):
@@ -42,14 +40,11 @@ class _Leased(Generic[_Limiter]):
         pairs = wire.checked_pairs(quotas)
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
-        if not wire.is_whole(units) or units < 0:
-            raise ValueError(f"the units of a lease are a whole number from 0: {units!r}")
+        wire.check_units("the units of a lease", units)
         check_seconds("duration", duration)
         check_seconds("remember", remember)
         self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
-        self._asking: Any = asking_of(
-            limiter.client, limiter.clock, self._where, remember=remember, meanwhile=NOT_DECIDED
-        )
+        self._asking: Any = asking_of(limiter.client, limiter.clock, self._where, remember=remember)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
@@ -59,14 +54,10 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
 
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
-        if type(cost) is not int:
-            _check_cost(cost)
-        key, here = wire.sendable(key), self._asking.here()
-        verdict: Verdict | None = here.known(key, self._rules, cost)
-        if verdict is not None:
-            return verdict
-        request = _request(key, self._rules, cost)
-        return _verdict(request, (await here.decide([request]))[0])
+        _check_cost(cost)
+        verdict = self._asking.here().take(key, self._rules, cost)
+        # A limiter in memory decides at once.
+        return verdict if isinstance(verdict, Verdict) else await verdict
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -94,7 +85,9 @@ class Leases(_Leased[RateLimiter]):
 
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
-        return take(self._asking, key, self._rules, cost)
+        _check_cost(cost)
+        verdict: Verdict = self._asking.here().take(key, self._rules, cost)
+        return verdict
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
@@ -107,33 +100,6 @@ class Leases(_Leased[RateLimiter]):
         self.close()
 
 
-def take(asking: InThreads, key: Key, rules: Rules, cost: int) -> Verdict:
-    """Takes units in this thread, from a lease if it has enough."""
-    if type(cost) is not int:
-        _check_cost(cost)
-    key = wire.sendable(key)
-    verdict = asking.known(key, rules, cost)
-    if verdict is not None:
-        return verdict
-    request = _request(key, rules, cost)
-    return _verdict(request, asking.ask([request])[0])
-
-
-def _request(key: Key, rules: Rules, cost: int) -> Request:
-    _check_cost(cost)
-    return Request([Share(key, rules, cost)])
-
-
-def _verdict(request: Request, answer: Outcome | Exception) -> Verdict:
-    if isinstance(answer, Exception):
-        raise answer
-    [rows], [share] = answer.rows, request.shares
-    assert rows
-    return wire.tightest(rows)._replace(taken=0 if answer.limited else share.cost, at=answer.at)
-
-
 def _check_cost(cost: int) -> None:
-    if not wire.is_whole(cost):
-        raise TypeError(f"a cost must be a whole number: {cost!r}")
-    if not -MAX_COST <= cost <= MAX_COST:
-        raise ValueError(f"a cost must be a whole number from {-MAX_COST} to {MAX_COST}: {cost!r}")
+    if type(cost) is not int or not -MAX_COST <= cost <= MAX_COST:
+        wire.check_units("a cost", cost, -MAX_COST)

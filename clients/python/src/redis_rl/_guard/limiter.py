@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import isawaitable
-from typing import Any, Generic, Protocol, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .._commands import wire
-from .._commands.acquire import Acquisition
-from .._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Verdict, Window
+from .._commands.wire import (
+    MILLISECOND,
+    Algorithm,
+    Clock,
+    Decision,
+    Info,
+    Key,
+    Options,
+    Quota,
+    Verdict,
+    Window,
+)
+from .._keys import Rules, Share
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
+from .nodes import Asking
 from .threads import InThreads, asking_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
 _Decision = TypeVar("_Decision")
 _Info = TypeVar("_Info")
 _Bool = TypeVar("_Bool")
+_Held = TypeVar("_Held")
 
 
 class Client(Protocol):
@@ -43,10 +60,15 @@ def _is_async(client: Any) -> bool:
     return any(".asyncio." in kind.__module__ for kind in kinds_of(client))
 
 
-class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
+class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
     """The commands. Each returns its result, such as a verdict, or a coroutine of it."""
 
     _where: Any
+    _held: Any
+    # Sends a command and reads its reply.
+    _call: Callable[..., Any]
+    # Asks, sleeps and asks again until the units are taken or a wait is too long.
+    _acquire: Callable[..., Any]
 
     def __init__(self, client: Client, clock: Clock | None, sleep: Callable[[float], Any]) -> None:
         check_client(client)
@@ -55,72 +77,35 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
 
     @cached_property
     def _asking(self) -> Any:
-        meanwhile = "places are not taken meanwhile"
-        return asking_of(self.client, self.clock, self._where, remember=0, meanwhile=meanwhile)
+        return asking_of(self.client, self.clock, self._where, remember=0)
 
     def _as_of(self, at: int | None) -> int | None:
         """The time that a command names in AT, or None if the server's clock decides."""
         return self.clock() if at is None and self.clock is not None else at
 
-    def _call(self, words: Sequence[Key | int], read: Callable[[Any], Any]) -> Any:
-        """Sends a command and reads its reply."""
-        raise NotImplementedError
+    def _take(self, command: str, key: Key, quotas: Sequence[Quota], options: Options) -> _Verdict:
+        options["at"] = self._as_of(options.get("at"))
+        return self._call(wire.take(command, key, quotas, **options), wire.verdict)
 
-    def _wait_for(self, acquisition: Acquisition) -> Any:
-        """Asks, sleeps and asks again until the units are taken or the acquisition gives up."""
-        raise NotImplementedError
-
-    def fixed(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def fixed(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from windows that are aligned to the clock: RL.FIXED."""
-        return self._call(wire.take("RL.FIXED", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.FIXED", key, quotas, options)
 
-    def sliding(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def sliding(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from a window that slides over two counters: RL.SLIDING."""
-        return self._call(wire.take("RL.SLIDING", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.SLIDING", key, quotas, options)
 
-    def log(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def log(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units that are each free again exactly one window later: RL.LOG."""
-        return self._call(wire.take("RL.LOG", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.LOG", key, quotas, options)
 
-    def bucket(
-        self,
-        key: Key,
-        *quotas: Quota,
-        cost: int = 1,
-        force: bool = False,
-        partial: bool = False,
-        at: int | None = None,
-    ) -> _Verdict:
+    def bucket(self, key: Key, *quotas: Quota, **options: Unpack[Options]) -> _Verdict:
         """Takes units from a bucket that refills evenly, from empty to full in one window: RL.BUCKET."""
-        return self._call(wire.take("RL.BUCKET", key, quotas, cost, force, self._as_of(at), partial), wire.verdict)
+        return self._take("RL.BUCKET", key, quotas, options)
 
     def peek(self, key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> _Verdict:
         """Tells whether a request of this cost would be allowed, and takes nothing: RL.PEEK."""
-        return self._call(wire.take("RL.PEEK", key, quotas, cost, at=self._as_of(at)), wire.verdict)
+        return self._take("RL.PEEK", key, quotas, {"cost": cost, "at": at})
 
     def all(
         self,
@@ -155,10 +140,38 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool]):
 
         A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
         """
-        return self._wait_for(Acquisition(algorithm, key, quotas, cost, timeout, self.clock))
+        wire.check_algorithm(algorithm)
+        wire.check_units("a cost that is waited for", cost)
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
+        return self._acquire(
+            Share(wire.sendable(key), Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0), cost), timeout
+        )
+
+    def hold(
+        self,
+        key: Key,
+        limit: int,
+        *,
+        for_: float = 30.0,
+        timeout: float = 0.0,
+        on_late: Callable[[Key], object] | None = None,
+    ) -> _Held:
+        """A place among ``limit`` at once, for a ``with`` or an ``async with`` block that asks whether it has one.
+
+            with limiter.hold("reports", 5, for_=600) as place:
+                if place: ...
+
+        ``for_`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
+        not free. In an event loop a place is renewed every third of it. Else it is how long the block may take, or
+        until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, in no particular order.
+        ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
+        the block is not ended. Raises an error if Redis is away.
+        """
+        return self._held(self._asking, self._sleep, key, limit, for_, timeout, on_late)
 
 
-class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
+class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
     """Rate limits, decided by a server with the module.
 
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
@@ -169,7 +182,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
     Threads may share a limiter if they may share its client.
     """
 
-    _where = InThreads
+    _where, _held = InThreads, Hold
 
     def __init__(
         self, client: Client, *, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
@@ -182,27 +195,6 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
             raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
         super().__init__(client, clock, sleep)
 
-    def hold(
-        self,
-        key: Key,
-        limit: int,
-        *,
-        for_: float = 30.0,
-        timeout: float = 0.0,
-        on_late: Callable[[Key], object] | None = None,
-    ) -> Hold:
-        """A place among ``limit`` at once, for a ``with`` block that asks whether it has one.
-
-            with limiter.hold("reports", 5, for_=600) as place:
-                if place: ...
-
-        ``for_`` is in seconds, the same for all who hold this key: how long the block may take, or until it calls
-        ``place.renew()``, and how long the place of a process that is killed is not free. A refused one is tried again
-        for ``timeout`` seconds, in no particular order. ``on_late`` is called with the key by a ``renew`` that comes
-        too late. Raises an error if Redis is away.
-        """
-        return Hold(self._asking, self._sleep, key, limit, for_, timeout, on_late)
-
     def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
             return read(self.client.execute_command(*words))
@@ -211,11 +203,12 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool]):
                 raise explained from error
             raise
 
-    def _wait_for(self, acquisition: Acquisition) -> Verdict:
+    def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+        here = self._asking.here()
+        until_ms = _until_ms(here, timeout)
         while True:
-            verdict = self._call(acquisition.words(), acquisition.read)
-            wait = acquisition.wait_after(verdict)
-            if wait is None:
+            verdict: Verdict = here.take(*share)
+            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
                 return verdict
             self._sleep(wait)
 
@@ -226,11 +219,12 @@ class AsyncRateLimiter(
         Coroutine[Any, Any, Decision],
         Coroutine[Any, Any, Info | None],
         Coroutine[Any, Any, bool],
+        AsyncHold,
     ]
 ):
     """A :class:`RateLimiter` for the clients of ``redis.asyncio`` and ``valkey.asyncio``: its methods are awaited."""
 
-    _where = InLoops
+    _where, _held = InLoops, AsyncHold
 
     def __init__(
         self,
@@ -246,23 +240,6 @@ class AsyncRateLimiter(
         if kinds_of(client) and not _is_async(client):
             raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
         super().__init__(client, clock, sleep)
-        self._giving_back: set[asyncio.Task[Verdict]] = set()
-
-    def hold(
-        self,
-        key: Key,
-        limit: int,
-        *,
-        for_: float = 30.0,
-        timeout: float = 0.0,
-        on_late: Callable[[Key], object] | None = None,
-    ) -> AsyncHold:
-        """A place among ``limit`` at once, for an ``async with`` block that may take as long as it likes.
-
-        As :meth:`RateLimiter.hold`, but the place is renewed every third of ``for_``. ``on_late`` is called once if
-        that fails for so long that somebody else may have the place; it is tried on, and the block is not ended.
-        """
-        return AsyncHold(self._asking, self._sleep, key, limit, for_, timeout, on_late)
 
     async def _call(self, words: Sequence[Key | int], read: Callable[[Any], _Reply]) -> _Reply:
         try:
@@ -274,29 +251,22 @@ class AsyncRateLimiter(
                 raise explained from error
             raise
 
-    async def _wait_for(self, acquisition: Acquisition) -> Verdict:
+    async def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+        here = self._asking.here()
+        until_ms = _until_ms(here, timeout)
         while True:
-            asked = asyncio.ensure_future(self._call(acquisition.words(), acquisition.read))
-            try:
-                verdict = await asyncio.shield(asked)
-            except asyncio.CancelledError:
-                asked.add_done_callback(partial(self._give_back, acquisition))
-                raise
-            wait = acquisition.wait_after(verdict)
-            if wait is None:
+            taken = here.take(*share)
+            verdict = taken if isinstance(taken, Verdict) else await taken
+            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
                 return verdict
             await self._sleep(wait)
 
-    def _give_back(self, acquisition: Acquisition, asked: asyncio.Future[Verdict]) -> None:
-        """Gives back the units that a cancelled task has been granted after all."""
-        if asked.cancelled() or asked.exception():
-            return
-        if words := acquisition.give_back_words(asked.result()):
-            self._giving_back.add(task := asyncio.ensure_future(self._call(words, wire.verdict)))
-            task.add_done_callback(self._end_give_back)
 
-    def _end_give_back(self, task: asyncio.Task[Verdict]) -> None:
-        self._giving_back.discard(task)
-        # An error is read, so that asyncio does not log it. The units then free themselves when their window ends.
-        if not task.cancelled():
-            task.exception()
+def _until_ms(here: Asking, timeout: float | None) -> float:
+    return inf if timeout is None else here.now_ms() + timeout * 1000
+
+
+def _wait(verdict: Verdict, left_ms: float) -> float | None:
+    """Returns the seconds after which to ask again if that helps, and is not too late."""
+    wait = verdict.retry_after
+    return None if wait is None or wait // MILLISECOND > left_ms else wait.total_seconds()

@@ -7,39 +7,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from time import monotonic_ns
 from typing import Any
 
-from .._commands.wire import Clock, Key, Verdict
-from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step
+from .._commands.wire import Clock, Key, Verdict, sendable
+from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.loop import EachLoop, Loop, LoopLines
 from .._lines.own import Node
-from .nodes import Nodes
+from .nodes import Asking, Nodes
 
 
-class InLoop:
+class InLoop(Asking):
     """The keys of one event loop, and the connections on which it asks for them."""
 
     def __init__(
         self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None
     ) -> None:
-        """``remember`` and ``timeout`` are in seconds. ``clock`` decides instead of the server's and this process's."""
-        self._loop, self._nodes, self._clock = loop, nodes, clock or getattr(client, "clock", None)
-        self.lines = LoopLines(client, loop, timeout)
-        self.keys = Keys(int(remember * 1000), slot_of=self.lines.slot_of)
+        self._loop, self.lines = loop, LoopLines(client, loop, timeout)
+        super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
-    def now_ms(self) -> int:
-        return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
-
-    def known(self, key: Key, rules: Rules, cost: int) -> Verdict | None:
-        """Returns what a request of one share is told without asking the server, if that is known."""
-        return self.keys.known(self.now_ms(), key, rules, cost)
+    async def take(self, key: Key, rules: Rules, cost: int) -> Verdict:
+        """Takes units of one key, from its lease if that has enough."""
+        key = sendable(key)
+        verdict = self.keys.known(self.now_ms(), key, rules, cost)
+        if verdict is None:
+            verdict = verdict_of((await self.decide([Request([Share(key, rules, cost)])]))[0], cost)
+        return verdict
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. A task that is cancelled gives its units back."""
@@ -113,7 +111,7 @@ class InLoop:
             if self._nodes.are_away and (error := self._nodes.error_of(self.lines.node_of(key))):
                 self._loop.call_soon(end, error)
                 continue
-            self.lines.send(key, command.words(None if self._clock is None else self._clock()), end, command.is_wanted)
+            self.lines.send(key, command.words(self.as_of()), end, command.is_wanted)
         if self.keys.next_tick_ms is not None:
             self._set_timer(self.keys.next_tick_ms)
         return step.commands
@@ -125,13 +123,11 @@ class InLoop:
         if is_away(reply) and command.is_wanted():
             self._nodes.failed(reply, node, command.shares[0])
         if command.awaits_reply:
-            # Rounded up, so that no remembered wait ends a millisecond too early.
-            now_ms = -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()
-            self._tell(self.keys.reply, now_ms, command, command.read(reply))
+            self._tell(self.keys.reply, self.now_ms_after(), command, command.read(reply))
 
     def _probe(self, node: Node, share: Share) -> None:
         """Asks a node that is away for zero units. No request waits for the answer."""
-        words = Command([share]).words(None if self._clock is None else self._clock())
+        words = Command([share]).words(self.as_of())
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 
     def _end_probe(self, node: Node, share: Share, reply: Any) -> None:
@@ -174,13 +170,11 @@ class InLoop:
 class InLoops(EachLoop[InLoop]):
     """Asks in the running event loop. Each loop has leases and connections of its own."""
 
-    def __init__(
-        self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None
-    ) -> None:
+    def __init__(self, client: Any, nodes: Nodes, **options: Any) -> None:
         self._is_closed = False
 
         def make(loop: Loop) -> InLoop:
-            made = InLoop(client, nodes, loop, remember=remember, timeout=timeout, clock=clock)
+            made = InLoop(client, nodes, loop, **options)
             if self._is_closed:
                 made.keys.close()
             return made

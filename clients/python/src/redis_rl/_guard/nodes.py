@@ -1,4 +1,4 @@
-"""Which servers are away, and what the log says about it."""
+"""Which servers are away, what the log says about it, and what all have in common that ask them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
-from time import monotonic
-from typing import NamedTuple
+from time import monotonic, monotonic_ns
+from typing import Any, NamedTuple
 
-from .._keys import Share
+from .._commands.wire import Clock
+from .._keys import Keys, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
@@ -103,3 +104,23 @@ class Nodes:
 
 def _now_ms() -> float:
     return monotonic() * 1000
+
+
+class Asking:
+    """What asks for the units of keys: an event loop, or the threads of a process."""
+
+    def __init__(self, client: Any, nodes: Nodes, slot_of: Any, remember: float, clock: Clock | None) -> None:
+        """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
+        self._nodes, self._clock = nodes, clock or getattr(client, "clock", None)
+        self.keys = Keys(int(remember * 1000), slot_of=slot_of)
+
+    def as_of(self) -> int | None:
+        """The time that commands name, or None if the server's clock decides."""
+        return None if self._clock is None else self._clock()
+
+    def now_ms(self) -> int:
+        return monotonic_ns() // 1_000_000 if self._clock is None else self._clock()
+
+    def now_ms_after(self) -> int:
+        """The time of a reply, rounded up, so that no remembered wait ends a millisecond too early."""
+        return -(-monotonic_ns() // 1_000_000) if self._clock is None else self._clock()

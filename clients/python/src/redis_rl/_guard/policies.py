@@ -81,11 +81,15 @@ class Limit:
             raise self.unnamed(f"it stands on {self._route} and {name}")
         if self.guard.routes.setdefault(name, self) is not self:
             raise self.unnamed(f"there is another on {name}")
-        self._route, self.fixed = name, (RoutePolicy(name, self.text),)
+        self._route, self.fixed = name, (named(name, self.text),)
 
     def unnamed(self, cause: str) -> ValueError:
         self._mistake = f'{cause}: give the limit a name, Policy("search", "{self.text}")'
         return ValueError(self._mistake)
+
+
+class ByHand(Limit):
+    """A text that a handler passes to the guard."""
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
@@ -99,7 +103,7 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
     if chosen is None:
         return ()
     if isinstance(chosen, str):
-        return (_requests(chosen),)
+        return (named("requests", chosen),)
     policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
     for policy in policies:
         if not isinstance(policy, Policy):
@@ -109,8 +113,9 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
 
 
 @lru_cache(maxsize=256)
-def _requests(quotas: str) -> Policy:
-    return Policy("requests", quotas)
+def named(name: str, quotas: str) -> Policy:
+    """A policy that is a text. The name may be that of a route."""
+    return RoutePolicy(name, quotas)
 
 
 def check_together(policies: Sequence[Policy]) -> None:

@@ -7,25 +7,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import http
-from .._commands.wire import Decision
+from .._commands.wire import Decision, check_cost
 from .._keys import Outcome, Request, Share
 from ..http import Answer, Policy, Standing
 from .loops import InLoop
 from .policies import Cost, Limit, check_exist
-from .threads import InThreads
+from .threads import InProcess
 
 
 class Charge(NamedTuple):
     """What a request takes of one policy."""
 
     policy: Policy
-    key: str | bytes
-    cost: int
+    share: Share
     # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
     whose: Any
-
-    def share(self) -> Share:
-        return self.policy.share(self.key, self.cost)
 
 
 class Part:
@@ -33,7 +29,7 @@ class Part:
 
     def __init__(
         self,
-        asking: InLoop | InThreads,
+        asking: InLoop | InProcess,
         charges: Sequence[Charge],
         request: Request,
         outcome: Outcome | Exception,
@@ -162,7 +158,7 @@ async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
             raise ValueError("several policies limit this request: name what was used of each")
         used = dict.fromkeys(names, used)
     for units in used.values():
-        http.check_cost(units)
+        check_cost(units)
     missing = dict(used)
     for part in [part for each in reversed(taken) for part in each.parts]:
         own = {policy.name: missing.pop(policy.name) for policy in part.policies if policy.name in missing}

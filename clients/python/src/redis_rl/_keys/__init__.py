@@ -8,6 +8,6 @@ from .command import Command, Step
 from .keys import Keys
 from .place import Place, Said
 from .request import Request
-from .shares import Outcome, Rules, Share, without
+from .shares import Outcome, Rules, Share, verdict_of, without
 
-__all__ = ["Command", "Keys", "Outcome", "Place", "Request", "Rules", "Said", "Share", "Step", "without"]
+__all__ = ["Command", "Keys", "Outcome", "Place", "Request", "Rules", "Said", "Share", "Step", "verdict_of", "without"]

@@ -371,6 +371,11 @@ class Keys:
         self._ends.clear()
         return step
 
+    def forget(self) -> None:
+        """Forgets all keys after an interruption that may have left them in no order. Leases are lost."""
+        self._keys.clear()
+        self._ends.clear()
+
     def _slot(self, key: Name) -> int:
         return self._slot_of(key) if self._slot_of else 0
 

@@ -61,6 +61,15 @@ class Outcome(NamedTuple):
     """For each share the verdicts of its quotas, from a lease only the tightest; None where nothing is known."""
 
 
+def verdict_of(outcome: Outcome | Exception, cost: int) -> Verdict:
+    """Returns what the single command would reply to a request of one share, which costs so much."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    [rows] = outcome.rows
+    assert rows
+    return wire.tightest(rows)._replace(taken=0 if outcome.limited else cost, at=outcome.at)
+
+
 def refusal_of(rows: Sequence[Verdict]) -> timedelta | None:
     """Returns the longest wait of the rows that refuse, or None if no wait helps."""
     waits = [row.retry_after for row in rows if row.limited]

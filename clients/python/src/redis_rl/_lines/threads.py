@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from time import monotonic, process_time
 from typing import Any, TypeAlias
-from weakref import WeakSet
 
 from .errors import is_moved, state_of
 from .line import CONNECTING
@@ -103,35 +102,22 @@ class ThreadLines(Router):
             self._cluster.close()
 
 
-class _Turn:
-    """A thread that waits for a connection. If it is handed None, it may make one."""
-
-    __slots__ = ("asleep", "connection", "error")
-
-    def __init__(self) -> None:
-        self.connection: Any = None
-        self.error: Exception | None = None
-        # Made here and not when the module is imported, so that it is gevent's lock if gevent has patched threading.
-        self.asleep = threading.Lock()
-        self.asleep.acquire()
-
-
 class _Connections:
     """The connections to one server, or to one node of a cluster."""
 
     def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
-        self._library, self._client, self._node, self._timeout = library, client, node, timeout
+        self._library, self._timeout = library, timeout
         # The errors of making a connection. A provider of credentials may raise any.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
-        # The pools by the timeout of their connections.
-        self._pools: dict[float | None, Any] = {}
-        # Connections with a longer timeout, made while this process was busy. They are used once.
-        self._patient: WeakSet[Any] = WeakSet()
+        self._pool = own_pool(library, client, node, timeout=timeout)
+        # Made here and not when the module is imported, so that they are gevent's if gevent has patched threading.
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: list[Any] = []
         self._in_use = self._freed = 0
-        self._waiting: deque[_Turn] = deque()
+        # The last error for which a connection was given up.
+        self._error: Exception | None = None
 
     def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
@@ -155,6 +141,7 @@ class _Connections:
         """Reads the replies on what :meth:`send` has returned. Those that do not come are errors."""
         if isinstance(connection, Exception):
             return [connection] * number
+        timeout = self._timeout if timeout is None else timeout
         replies: list[Any] = []
         errors = self._library.errors
         try:
@@ -185,18 +172,10 @@ class _Connections:
 
     def _taken(self, timeout: float | None, attempts: int) -> Any:
         """Returns a connection that is up and on which no reply is due."""
-        turn: _Turn | None = None
-        connection = None
         with self._lock:
-            if self._idle:
-                connection = self._idle.pop()
-            elif self._in_use >= _CONNECTIONS:
-                turn = _Turn()
-                self._waiting.append(turn)
-            if not turn:
-                self._in_use += 1
-        if turn:
-            connection = self._wait(turn)
+            self._wait_for_one()
+            connection = self._idle.pop() if self._idle else None
+            self._in_use += 1
         try:
             # An idle connection that can be read was closed, or has sent what nobody asked for: it is not used.
             if connection is not None:
@@ -212,103 +191,64 @@ class _Connections:
             self._give_up(connection, None)
             raise
 
+    def _wait_for_one(self) -> None:
+        """Waits while all connections are in use.
+
+        If none is freed for longer than any thread may take, one was lost with its thread, and this one may make a new
+        one. Whoever waits when a connection fails has its error.
+        """
+        longest = None if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
+        before = self._error
+        while not self._idle and self._in_use >= _CONNECTIONS:
+            freed = self._freed
+            try:
+                if not self._changed.wait(longest) and freed == self._freed:
+                    return
+            except BaseException:
+                self._changed.notify()
+                raise
+            if self._error is not before and self._error:
+                raise copy(self._error)
+
     def _connected(self, timeout: float | None, attempts: int) -> Any:
-        """Makes a connection. Time in which this process computes does not count.
+        """Makes a connection, in so many timeouts in which this process does not compute.
 
         gevent runs a timer that is late before it looks at replies that have come. So after an attempt for which this
-        process was too busy comes another with twice the timeout.
+        process was too busy comes another with twice the time.
         """
-        step, left = timeout, attempts * (timeout or 0)
+        patience = timeout and attempts * timeout
         while True:
-            connection = self._pool(step).make_connection()
+            connection = self._pool.make_connection()
+            connection.socket_timeout = connection.socket_connect_timeout = patience
             began, computed = monotonic(), process_time()
             try:
                 connection.connect()
             except self._library.errors.TimeoutError:
                 connection.disconnect()
-                if timeout is None or step is None:
+                is_busy = process_time() - computed > (monotonic() - began) / 4
+                if not timeout or not patience or not is_busy or patience > _MOST_TIMEOUTS * timeout:
                     raise
-                elapsed, busy = monotonic() - began, process_time() - computed
-                left -= max(0, elapsed - busy)
-                if busy > elapsed / 4:
-                    step *= 2
-                if left < timeout / 2 or step > _MOST_TIMEOUTS * timeout:
-                    raise
+                patience *= 2
             else:
-                if step != timeout:
-                    self._patient.add(connection)
                 return connection
-
-    def _wait(self, turn: _Turn) -> Any:
-        """Sleeps until another thread frees a connection.
-
-        If none does for longer than any thread may take, one was lost with its connection, and this thread may make a
-        new one.
-        """
-        timeout = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
-        try:
-            has_come, freed = False, -1
-            while not has_come and freed != self._freed:
-                freed = self._freed
-                has_come = turn.asleep.acquire(timeout=timeout)
-        except BaseException:
-            if not self._leaves(turn) and not turn.error:
-                self._free(turn.connection)
-            raise
-        if not has_come and self._leaves(turn):
-            with self._lock:
-                self._in_use += 1
-        if turn.error:
-            raise turn.error
-        return turn.connection
-
-    def _leaves(self, turn: _Turn) -> bool:
-        with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                return True
-        return False
-
-    def _pool(self, timeout: float | None) -> Any:
-        pool = self._pools.get(timeout)
-        if pool is None:
-            pool = self._pools[timeout] = own_pool(self._library, self._client, self._node, timeout=timeout)
-        return pool
 
     def _free(self, connection: Any) -> None:
         with self._lock:
-            self._freed += 1
-            if self._waiting:
-                turn = self._waiting.popleft()
-                turn.connection = connection
-                turn.asleep.release()
-                return
             self._in_use -= 1
-            is_patient = connection in self._patient
-            if connection is not None and not is_patient:
-                self._idle.append(connection)
-        if is_patient:
-            with suppress(Exception):
-                connection.disconnect()
+            self._freed += 1
+            self._idle.append(connection)
+            self._changed.notify()
 
     def _give_up(self, connection: Any, error: Exception | None) -> None:
-        """Closes a connection. After an error it closes the idle ones too, and the threads that wait get the error.
-
-        Without one, the thread was interrupted, and the next that waits may make a connection in its place.
-        """
-        told: list[_Turn] = []
+        """Closes a connection. After an error it closes the idle ones too. Without one, the thread was interrupted."""
         idle: list[Any] = []
         with self._lock:
             self._in_use -= 1
             if error:
+                # A copy has no traceback, which would keep the request alive.
+                self._error = copy(error)
                 idle, self._idle = self._idle, idle
-                told, self._waiting = list(self._waiting), deque()
-            elif self._waiting:
-                self._in_use += 1
-                told = [self._waiting.popleft()]
-        for turn in told:
-            turn.error = error
-            turn.asleep.release()
+            self._changed.notify_all()
         for each in (connection, *idle):
             with suppress(Exception):
                 each.disconnect()
@@ -316,9 +256,6 @@ class _Connections:
     def close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for each in (
-            *idle,
-            *(sentinel.connection_pool for pool in self._pools.values() for sentinel in sentinels_of(pool)),
-        ):
+        for each in (*idle, *(sentinel.connection_pool for sentinel in sentinels_of(self._pool))):
             with suppress(Exception):
                 each.disconnect()
