@@ -236,6 +236,26 @@ describe("a place", () => {
           }
   });
 
+  test("goes to the next if the one woken for it is aborted, although the one that polls was just refused", async () => {
+    const { memory, sent, sleep, pass, take } = recorder();
+    await memory.log("key", "5/30s", { cost: 4 });
+    const place = await take();
+    const abort = new AbortController();
+    const wait = (signal?: AbortSignal) => take({ sleep, signal, timeoutMs: Infinity });
+    void wait();
+    const woken = assert.rejects(wait(abort.signal), { name: "AbortError" });
+    let isHeld = false;
+    void wait().then(({ held }) => (isHeld = held));
+    await pass(0);
+    void pass(50);
+    while (!sent.some((words) => words.startsWith("RL.LOG key"))) await undefined;
+    void place.release();
+    abort.abort();
+    await woken;
+    await pass(0);
+    assert.equal(isHeld, true);
+  });
+
   test("is given back once, when the block ends, by an exception too; a refused one is an answer", async () => {
     const memory = new MemoryLimiter();
     const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;
