@@ -41,10 +41,14 @@ function recorder() {
   const memory = new MemoryLimiter();
   memory.setTime(START);
   const sent: string[] = [];
-  const faults = { isAway: false, losesReplies: false };
+  const faults = { isAway: false, losesReplies: false, failsOnce: false };
   const sender: Sender = {
     send: async (words: Words) => {
       if (faults.isAway) throw new Error("connect ECONNREFUSED");
+      if (faults.failsOnce && words[1] === "key") {
+        faults.failsOnce = false;
+        throw new Error("ERR failed");
+      }
       sent.push(words.join(" "));
       const reply = await memory.send(words);
       if (faults.losesReplies) throw new Error("the connection was lost");
@@ -52,16 +56,20 @@ function recorder() {
     },
   };
   const clock = () => memory.now();
+  const asleep = new Set<{ ms: number; endMs: number; wake: () => void }>();
+  const sleep = (ms: number) =>
+    new Promise<void>((wake) => asleep.add({ ms, endMs: memory.now() + ms, wake }));
   /** Moves the clock, which no timer follows: the next one to ask finds what is due. */
   const pass = async (ms: number) => {
     memory.advance(ms);
+    for (const each of asleep) if (each.endMs <= memory.now() && asleep.delete(each)) each.wake();
     await hold(sender, "other", 0, { clock }).catch(() => {});
     await new Promise(setImmediate);
     return sent.splice(0).filter((words) => words.split(" ")[1] === "key");
   };
   const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;
   const take = (options?: HoldOptions) => hold(sender, "key", 5, { clock, ...options });
-  return { memory, sender, sent, faults, clock, pass, used, take };
+  return { memory, sender, sent, faults, clock, asleep, sleep, pass, used, take };
 }
 
 describe("a place", () => {
@@ -169,9 +177,83 @@ describe("a place", () => {
     assert.equal((await pass(10_000)).length, 2 * places.length);
     await places.pop()?.release();
     const next = await Promise.race(waiting);
-    assert.deepEqual([next.held, sent.length], [true, 2]);
+    // The next one asks too, and polls from then on.
+    assert.deepEqual([next.held, sent.length], [true, 3]);
     await Promise.all([next, ...places].map((place) => place.release()));
     for (const place of await Promise.all(waiting)) assert.equal(place.held, place !== next);
+  });
+
+  test("is polled for by one of those who wait; if Redis is away, each of them has the error", async () => {
+    const { memory, faults, asleep, sleep, pass, take } = recorder();
+    await memory.log("key", "5/30s", { cost: 5 });
+    const waiting = Array.from({ length: 100 }, () => take({ sleep, timeoutMs: 20_000 }));
+    const results = Promise.allSettled(waiting);
+    await pass(0);
+    const [polling = 0, ...others] = Array.from(asleep, ({ ms }) => ms);
+    assert.ok(polling <= 50 && Math.min(...others) === 20_000);
+    let asked = 0;
+    for (let ms = 0; ms < 10_000; ms += 100) asked += (await pass(100)).length;
+    assert.ok(asked >= 10 && asked < 30, String(asked));
+    faults.isAway = true;
+    await pass(1_000);
+    for (const { status } of await results) assert.equal(status, "rejected");
+  });
+
+  test("is found by those who wait, whoever else leaves, in whatever way and whenever", async () => {
+    for (const leaves of ["by an abort", "by an error", "when its time is over"])
+      for (const isHere of [true, false])
+        for (const who of [0, 1, 2, 3])
+          for (let turns = 0; turns < 20; turns++) {
+            const { memory, faults, sleep, pass, take } = recorder();
+            // Gives a place back elsewhere, which nobody here is told.
+            const free = () => memory.log("key", "5/30s", { cost: -1 });
+            await memory.log("key", "5/30s", { cost: 3 });
+            const places = [await take(), await take()];
+            const abort = new AbortController();
+            let [held, left] = [0, 0];
+            for (const i of [0, 1, 2, 3]) {
+              const timeoutMs = i === who && leaves === "when its time is over" ? 500 : Infinity;
+              take({ sleep, timeoutMs, ...(i === who && { signal: abort.signal }) }).then(
+                (place) => (place.held ? held++ : left++),
+                () => left++,
+              );
+            }
+            await pass(0);
+            if (isHere) for (const place of places) void place.release();
+            else void free().then(() => pass(50));
+            for (let i = 0; i < turns; i++) await undefined;
+            if (leaves === "by an abort") abort.abort();
+            else if (leaves === "by an error") faults.failsOnce = true;
+            else void pass(500);
+            await pass(0);
+            const what = `${who} leaves ${leaves} after ${turns} turns`;
+            if (isHere) assert.equal(held, 2, what);
+            for (let i = 0; i < 4; i++) {
+              await pass(1_000);
+              await free();
+            }
+            assert.deepEqual([held + left, left <= 1], [4, true], what);
+          }
+  });
+
+  test("goes to the next if the one woken for it is aborted, although the one that polls was just refused", async () => {
+    const { memory, sent, sleep, pass, take } = recorder();
+    await memory.log("key", "5/30s", { cost: 4 });
+    const place = await take();
+    const abort = new AbortController();
+    const wait = (signal?: AbortSignal) => take({ sleep, signal, timeoutMs: Infinity });
+    void wait();
+    const woken = assert.rejects(wait(abort.signal), { name: "AbortError" });
+    let isHeld = false;
+    void wait().then(({ held }) => (isHeld = held));
+    await pass(0);
+    void pass(50);
+    while (!sent.some((words) => words.startsWith("RL.LOG key"))) await undefined;
+    void place.release();
+    abort.abort();
+    await woken;
+    await pass(0);
+    assert.equal(isHeld, true);
   });
 
   test("is given back once, when the block ends, by an exception too; a refused one is an answer", async () => {

@@ -7,11 +7,12 @@ import { checkWait, TIMEOUT_MS, type WaitOptions } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { Place, type Says } from "../keys/place.js";
+import { nameOf } from "../keys/keys.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
-import { Alarm, later, now as realTime } from "../lines/ticks.js";
+import { Alarm, later, LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
 export interface HoldOptions extends WaitOptions {
   /**
@@ -101,14 +102,29 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   const places = Places.of(client, clock);
   const now = clock === undefined ? realTime : checkedClock(clock);
   const endMs = now() + timeoutMs;
-  for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
-    signal?.throwIfAborted();
-    const place = new HeldPlace(places, key, forMs, renewing, onLate);
-    await place.take(taking, signal);
-    const leftMs = endMs - now();
-    if (place.held || leftMs <= 0) return place;
-    await places.wait(key, Math.min(mostMs * (0.5 + Math.random() / 2), leftMs), sleep, signal);
+  const name = nameOf(taking, key);
+  const waiter: Waiter = { name, sleep, signal, wake: undefined };
+  try {
+    for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
+      // It may have been woken for a place that is free.
+      if (signal?.aborted === true) places.wake(name);
+      signal?.throwIfAborted();
+      const place = new HeldPlace(places, key, name, forMs, renewing, onLate);
+      await place.take(taking, signal);
+      const leftMs = endMs - now();
+      if (place.held || leftMs <= 0) return place;
+      await places.wait(waiter, mostMs * (0.5 + Math.random() / 2), leftMs);
+    }
+  } finally {
+    places.leave(waiter);
   }
+}
+
+/** One who waits for a place: of the same name are those of the same key, limit and time. */
+interface Waiter extends Pick<HoldOptions, "sleep" | "signal"> {
+  readonly name: string;
+  /** Wakes it while it sleeps. */
+  wake: (() => void) | undefined;
 }
 
 /** The places that are held through one client by one clock. They share a timer. */
@@ -116,8 +132,8 @@ class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
   readonly #held = new Set<HeldPlace>();
-  /** What ends the waits for a place, by key. */
-  readonly #waits = new Map<string, Set<() => void>>();
+  /** Those who wait, by name, in the order in which they came. The first polls for all, so thousands may wait. */
+  readonly #waiting = new Map<string, Set<Waiter>>();
   readonly #alarm = new Alarm(
     () => this.driver.known(),
     () => this.#tick(),
@@ -144,37 +160,47 @@ class Places {
     this.#alarm.set(held.place.dueMs);
   }
 
-  /** Waits for so long, or until a place of this key is given back here. Rejects if the signal aborts. */
-  wait(key: Key, ms: number, sleep: HoldOptions["sleep"], signal: AbortSignal | undefined): Promise<void> {
+  /** Sleeps until it is woken or its time is over; for at most `pollMs` if it polls. Rejects if the signal aborts. */
+  wait(waiter: Waiter, pollMs: number, leftMs: number): Promise<void> {
+    const { name, sleep, signal } = waiter;
     signal?.throwIfAborted();
-    const name = key.toString();
-    const waits = this.#waits.get(name) ?? new Set();
-    this.#waits.set(name, waits);
+    const waiting = this.#waiting.get(name) ?? new Set();
+    this.#waiting.set(name, waiting.add(waiter));
+    const [poller] = waiting;
+    const ms = Math.min(poller === waiter ? pollMs : LONGEST_TIMER_MS, leftMs);
     return new Promise((resolve, reject) => {
       const end = (settle: () => void) => {
+        // A sleep of the caller's goes on after it was woken.
+        if (waiter.wake !== wake) return;
+        waiter.wake = undefined;
         clearTimeout(timer);
         forget();
-        waits.delete(wake);
-        if (waits.size === 0) this.#waits.delete(name);
         settle();
       };
       const wake = () => end(resolve);
       const fail = (reason: unknown) => end(() => reject(reason));
-      waits.add(wake);
-      const forget = onAbort(signal, fail);
       const timer = sleep === undefined ? setTimeout(wake, ms) : void sleep(ms).then(wake, fail);
+      const forget = onAbort(signal, fail);
+      waiter.wake = wake;
     });
   }
 
-  /**
-   * A place has been given back, so one who waits for the key here asks at once. If thousands only asked now and then,
-   * the place would stay free for long, or their commands would keep this process busy.
-   */
-  freed(key: Key): void {
-    for (const wake of this.#waits.get(key.toString()) ?? []) {
+  /** A place has been given back here, so one who waits for it asks at once. */
+  wake(name: string): void {
+    for (const { wake } of this.#waiting.get(name) ?? []) {
+      if (wake === undefined) continue;
       wake();
       return;
     }
+  }
+
+  /** This one asks no more. If it polled, the next one asks at once, and polls from then on. */
+  leave(waiter: Waiter): void {
+    const waiting = this.#waiting.get(waiter.name);
+    const [poller, next] = waiting ?? [];
+    waiting?.delete(waiter);
+    if (waiting?.size === 0) this.#waiting.delete(waiter.name);
+    if (poller === waiter) next?.wake?.();
   }
 
   #tick(): void {
@@ -200,6 +226,7 @@ class HeldPlace implements Hold {
   constructor(
     readonly places: Places,
     readonly key: Key,
+    readonly name: string,
     forMs: number,
     readonly renewing: Rules,
     readonly onLate: HoldOptions["onLate"],
@@ -271,6 +298,6 @@ class HeldPlace implements Hold {
     const given = this.places.driver.giveBack(request);
     if (this.place.state !== "over") return;
     this.#given.push(given);
-    this.places.freed(this.key);
+    this.places.wake(this.name);
   }
 }

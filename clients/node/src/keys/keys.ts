@@ -435,7 +435,7 @@ export class Keys {
 const BYTES = "\ud800";
 
 /** The name that a key with its rules is remembered by: the same for the same bytes, as text or as a Buffer. */
-function nameOf({ id }: Rules, key: Name): string {
+export function nameOf({ id }: Rules, key: Name): string {
   if (typeof key === "string") return id + key;
   return id + (isUtf8(key) ? key.toString() : BYTES + key.toString("latin1"));
 }
