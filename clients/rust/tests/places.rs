@@ -1,17 +1,20 @@
 //! Places in flight on real servers.
 
 use std::env;
+use std::future::poll_fn;
 use std::io::{BufRead, BufReader};
+use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::forwarder::Forwarder;
 use crate::server::{Cluster, PATIENCE, Server, end_with_this_thread, until, used};
-use redis_rl_client::{Hold, MemoryLimiter, Places, Redis, RlCommands};
+use redis_rl_client::{Hold, MemoryLimiter, Places, Quota, Redis, RlCommands};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -227,6 +230,94 @@ async fn a_place_that_goes_back_is_at_once_that_of_a_waiter_of_its_key() {
         assert_eq!(waiters.join_next().await.expect("a waiter").expect("no panic"), Some("jobs"));
     }
     assert_eq!(since.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_who_wait_ask_less_often_in_ten_seconds_than_once_each() {
+    let readings = Arc::new(AtomicUsize::new(0));
+    let read = readings.clone();
+    let places = Places::new(MemoryLimiter::new()).timeout(PATIENCE).clock(move || {
+        read.fetch_add(1, SeqCst);
+        UNIX_EPOCH
+    });
+    let _place = hold(&places, "jobs", 1).await.expect("a place");
+    let mut waiters = JoinSet::new();
+    for _ in 0..1000 {
+        let places = places.clone();
+        waiters.spawn(async move { places.hold("jobs", 1).await });
+    }
+    sleep(Duration::from_millis(1)).await;
+    let at_first = readings.swap(0, SeqCst);
+    sleep(10 * SECOND).await;
+    assert!(readings.load(SeqCst) < at_first);
+}
+
+/// Of 90 who wait, a third is dropped instead of being polled once more than this, and a third has short timeouts.
+fn wait_in_three_ways(places: &Places, polls: usize) -> JoinSet<()> {
+    let mut waiters = JoinSet::new();
+    for number in 0..90 {
+        let timeout = if number % 3 == 1 { Duration::from_millis(number) } else { 10 * PATIENCE };
+        let places = places.clone().timeout(timeout);
+        waiters.spawn(async move {
+            let (mut asking, mut left) = (pin!(places.hold("jobs", 1)), polls);
+            let end = poll_fn(|context| {
+                if left == 0 {
+                    return Poll::Ready(Ok(None));
+                }
+                left -= usize::from(number % 3 == 0);
+                asking.as_mut().poll(context)
+            });
+            let place = end.await.expect("an answer");
+            assert!(place.is_some() || number % 3 < 2);
+        });
+    }
+    waiters
+}
+
+#[tokio::test(start_paused = true)]
+async fn however_waiters_end_the_others_have_a_place_that_goes_back_at_once() {
+    for polls in 1..40 {
+        let places = Places::new(MemoryLimiter::new());
+        let place = hold(&places, "jobs", 1).await.expect("a place");
+        let waiters = wait_in_three_ways(&places, polls);
+        sleep(Duration::from_millis(7 * polls as u64)).await;
+        let since = Instant::now();
+        drop(place);
+        waiters.join_all().await;
+        assert_eq!(since.elapsed(), Duration::ZERO, "dropped after {polls} polls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_fails_wakes_the_next() {
+    let mut memory = MemoryLimiter::new();
+    let places = Places::new(memory.clone()).timeout(10 * PATIENCE);
+    let _place = hold(&places, "jobs", 1).await.expect("a place");
+    let mut waiters = JoinSet::new();
+    for _ in 0..100 {
+        let places = places.clone();
+        waiters.spawn(async move { places.hold("jobs", 1).await.expect_err("the key is of another kind") });
+    }
+    sleep(SECOND).await;
+    memory.rl_reset("jobs").expect("a reply");
+    memory.rl_fixed("jobs", Quota::per_hour(1), 1).expect("a verdict");
+    let since = Instant::now();
+    waiters.join_all().await;
+    assert!(since.elapsed() < SECOND, "{:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_that_of_a_waiter_though_others_are_left_alone_by_their_owners() {
+    let places = Places::new(MemoryLimiter::new()).timeout(10 * PATIENCE);
+    let place = hold(&places, "jobs", 1).await.expect("a place");
+    let [mut first, mut second] = ["jobs"; 2].map(|key| Box::pin(places.hold(key, 1)));
+    for left_alone in [&mut first, &mut second] {
+        assert!(timeout(SECOND, left_alone).await.is_err());
+    }
+    drop(place);
+    let since = Instant::now();
+    assert!(hold(&places, "jobs", 1).await.is_some());
+    assert!(since.elapsed() < 10 * SECOND, "{:?}", since.elapsed());
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use redis::RedisResult;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
@@ -42,12 +42,12 @@ pub struct Places {
     lasting: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
-    waiters: Arc<Waiters>,
+    queues: Arc<Queues>,
     asker: Asker,
 }
 
-/// How many wait for a place of each key, and what wakes one of them when one goes back.
-type Waiters = Mutex<HashMap<Arc<[u8]>, (usize, Arc<Notify>)>>;
+/// Those who wait in this process, by the key, and by `n` and `lasting`.
+type Queues = Mutex<HashMap<(Arc<[u8]>, Quota), Arc<Queue>>>;
 type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
 type OnLate = dyn Fn(&[u8]) + Send + Sync;
 
@@ -62,7 +62,7 @@ impl Places {
     /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
         let (asker, lasting) = (Asker::new(client.into()), Duration::from_secs(30));
-        Places { lasting, timeout: Duration::ZERO, on_late: None, waiters: Arc::default(), asker }
+        Places { lasting, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
     }
 
     /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
@@ -76,8 +76,8 @@ impl Places {
         Places { lasting, ..self }
     }
 
-    /// How long to wait for a place. Tries are at random times: within 50 ms at first, then ever later, up to a second. When a
-    /// place of this process goes back, one who waits for its key tries at once.
+    /// How long to wait for a place. Of those who wait for a key by this and its clones, one tries at random times: within 50 ms
+    /// at first, then ever later, up to a second. When a place of theirs goes back, one tries at once.
     pub fn timeout(self, timeout: Duration) -> Places {
         Places { timeout, ..self }
     }
@@ -104,27 +104,55 @@ impl Places {
     /// If there is no tokio runtime.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
-        let (began, mut longest, mut waiter) = (Instant::now(), PAUSES.0, None);
+        let (began, mut longest) = (Instant::now(), PAUSES.0);
+        let hold = self.try_to_hold(&share).await?;
+        if hold.is_some() || self.timeout.is_zero() {
+            return Ok(hold);
+        }
+        let waiter = Waiter::new(&self.queues, &share);
+        let queue = &waiter.queue;
+        let mut polls = queue.polls.try_acquire().ok();
         loop {
-            let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
-            let (held, answer) = self.asker.take(vec![share.clone()]).await;
-            if !answer?.limited {
-                place.happens(Event::Taken, self.now());
-                let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
-                let keeper = tokio::spawn(self.clone().keep((share, place.clone(), held), ended));
-                return Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }));
-            }
             let left = self.timeout.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                return Ok(None);
+            let waiting = Arc::strong_count(queue) as u32;
+            let pause = match polls {
+                // The more wait, the more often, or a process with places in use would leave none to others.
+                Some(_) => longest.min(PAUSES.1 / waiting).max(PAUSES.0),
+                // Others sleep, but the one who polls may be a future that its owner leaves alone.
+                None => PAUSES.1 * waiting,
+            };
+            let random = f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX);
+            let pause = pause.mul_f64(0.5 + 0.5 * random).min(left);
+            let freed = tokio::select! {
+                biased;
+                freed = queue.freed.acquire() => freed.ok(),
+                permit = queue.polls.acquire(), if polls.is_none() => {
+                    polls = permit.ok();
+                    None
+                }
+                () = sleep(pause) => None,
+            };
+            let hold = self.try_to_hold(&share).await?;
+            if let Some(freed) = freed {
+                freed.forget();
             }
-            let Waiter { freed, .. } = waiter.get_or_insert_with(|| Waiter::new(&self.waiters, &share.key));
-            let random = RandomState::new().hash_one(0) as u32;
-            let pause = longest.mul_f64(0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX)).min(left);
-            // Either way it tries again.
-            let _ = timeout(pause, freed.notified()).await;
+            if hold.is_some() || began.elapsed() >= self.timeout {
+                return Ok(hold);
+            }
             longest = (longest * 2).min(PAUSES.1);
         }
+    }
+
+    async fn try_to_hold(&self, share: &Share) -> RedisResult<Option<Hold>> {
+        let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
+        let (held, answer) = self.asker.take(vec![share.clone()]).await;
+        if answer?.limited {
+            return Ok(None);
+        }
+        place.happens(Event::Taken, self.now());
+        let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
+        let keeper = tokio::spawn(self.clone().keep((share.clone(), place.clone(), held), ended));
+        Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }))
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
@@ -185,36 +213,49 @@ impl Places {
         for task in sent {
             let _ = task.await;
         }
-        if let Some((_, freed)) = locked(&self.waiters).get(&share.key) {
-            freed.notify_one();
+        if let Some(queue) = locked(&self.queues).get(&Queue::name(&share))
+            && queue.freed.available_permits() < Arc::strong_count(queue)
+        {
+            queue.freed.add_permits(1);
         }
     }
 }
 
-/// Somebody in this process who waits for a place of a key.
+/// What those who wait for a place of a key ask by. A permit that is dropped goes to the next of them.
+struct Queue {
+    /// Its one permit is that of who polls.
+    polls: Semaphore,
+    /// A permit for each place that went back: who gets it asks once, and forgets it when that is answered.
+    freed: Semaphore,
+}
+
+impl Queue {
+    fn name(share: &Share) -> (Arc<[u8]>, Quota) {
+        (share.key.clone(), share.rules.quotas[0])
+    }
+}
+
+/// Somebody who waits.
 struct Waiter<'a> {
-    all: &'a Waiters,
-    key: Arc<[u8]>,
-    freed: Arc<Notify>,
+    queues: &'a Queues,
+    share: &'a Share,
+    queue: Arc<Queue>,
 }
 
 impl Waiter<'_> {
-    fn new<'a>(all: &'a Waiters, key: &Arc<[u8]>) -> Waiter<'a> {
-        let mut waiters = locked(all);
-        let (number, freed) = waiters.entry(key.clone()).or_default();
-        *number += 1;
-        Waiter { all, key: key.clone(), freed: freed.clone() }
+    fn new<'a>(queues: &'a Queues, share: &'a Share) -> Waiter<'a> {
+        let new = || Arc::new(Queue { polls: Semaphore::new(1), freed: Semaphore::new(0) });
+        let queue = locked(queues).entry(Queue::name(share)).or_insert_with(new).clone();
+        Waiter { queues, share, queue }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut waiters = locked(self.all);
-        if let Some((number, _)) = waiters.get_mut(&self.key) {
-            *number -= 1;
-            if *number == 0 {
-                waiters.remove(&self.key);
-            }
+        let mut queues = locked(self.queues);
+        // This one's and that of the map.
+        if Arc::strong_count(&self.queue) == 2 {
+            queues.remove(&Queue::name(self.share));
         }
     }
 }
