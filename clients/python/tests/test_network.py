@@ -181,6 +181,22 @@ def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(s
     assert undecided == []
 
 
+def test_an_interruption_while_connecting_leaves_no_connection(
+    server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = lines._Connections(Library(raw, is_async=False), raw, None, None)
+    made: list[Any] = []
+
+    def interrupt(connection: Any) -> None:
+        made.append(connection)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(redis.Connection, "on_connect_check_health", lambda connection, **_: interrupt(connection))
+    with pytest.raises(KeyboardInterrupt):
+        connections._taken(None, 1)
+    assert made[0]._sock is None
+
+
 @pytest.mark.parametrize(("busy", "connects"), [(0.9, True), (0.0, False)], ids=["busy", "idle"])
 def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
     busy: float, connects: bool, monkeypatch: pytest.MonkeyPatch
