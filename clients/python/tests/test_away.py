@@ -184,7 +184,8 @@ def test_a_server_without_the_module_or_with_an_older_one_is_named(
     older = (
         ", or one older than this package: load the newest" if algorithm == "bucket" else ": load it, also on replicas"
     )
-    assert f"the server has not loaded the redis-rl module{older}" in caplog.messages[0]
+    [message] = caplog.messages
+    assert f"the server has not loaded the redis-rl module{older}" in message
 
 
 @kinds

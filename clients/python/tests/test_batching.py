@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -202,6 +204,17 @@ def test_a_limiter_may_be_used_by_one_event_loop_after_another(
         return [status for number in range(9) for status in await statuses(limited, 2, f"/{number}")]
 
     assert [sum(status == 200 for status in run(each_twice())) for _ in range(4)] == [18, 18, 9, 0]
+
+
+@pytest.mark.usefixtures("abandoned")
+def test_nothing_is_kept_of_an_event_loop_that_is_closed_without_closing_its_connections(server: Server) -> None:
+    client, loop = redis.asyncio.Redis(port=server.port), asyncio.new_event_loop()
+    assert loop.run_until_complete(statuses(guard(client, timeout=PATIENT), 1)) == [200]
+    loop.close()
+    kept = weakref.ref(client)
+    del client, loop
+    gc.collect()
+    assert kept() is None
 
 
 @cluster_clients

@@ -23,6 +23,7 @@ import valkey.sentinel
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter
+from redis_rl._lines import own
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
@@ -203,7 +204,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="there is no openssl to make a certificate")
 @pytest.mark.parametrize("kind", ["single", "cluster", "sentinel"])
-def test_the_package_s_own_connections_have_the_tls_of_the_client(certificate: Path, kind: str) -> None:
+def test_the_package_s_own_connections_have_the_tls_of_the_client(
+    certificate: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many handshakes on a busy machine.
+    monkeypatch.setattr(own, "TOPOLOGY_SECONDS", PATIENT)
     file, key = str(certificate / "certificate"), str(certificate / "key")
     # Each side demands a certificate of the other.
     of_clients: Any = {"ssl": True, "ssl_ca_certs": file, "ssl_certfile": file, "ssl_keyfile": key}

@@ -256,6 +256,21 @@ async def test_an_error_as_the_answer_is_a_request_that_is_not_decided(
     assert "a request was not decided: WRONGTYPE Operation" in caplog.text
 
 
+async def test_a_request_for_which_redis_came_back_too_late_is_not_logged(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server.kill()
+    async with guarded(own_server, "9/h") as (guard, _):
+        await guard.take(SCOPE)
+        asking = asyncio.ensure_future(guard.take(SCOPE))
+        # The request knows that Redis is away. The answers to two probes come before it is told.
+        await asyncio.sleep(0)
+        while guard._nodes.are_away:
+            guard._nodes.probed(None, True)
+        assert (await asking).decision is None
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Redis is away", "Redis decides again"]
+
+
 async def respond(answer: Callable[..., Any], server: Server, policies: Policies, **options: Any) -> list[Any]:
     """What a middleware with these options sends for a request."""
     sent: list[Any] = []

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from .. import http
 from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
 from .._keys import Request, Share
-from .._lines.errors import is_away
+from .._lines.errors import is_away, said_by
 from ..http import Answer, Policy
 from ..memory import MemoryLimiter, check_clock
 from .address import network
@@ -367,7 +367,8 @@ class AsyncGuard:
         """Tells ``on_error`` or the log that Redis has not decided a request."""
         if self._on_error:
             self._on_error(error)
-        elif not self._nodes.are_away and monotonic() >= self._next_warning:
+        elif not is_away(said_by(error)) and monotonic() >= self._next_warning:
+            # That Redis is away was logged when it began, and Redis may be back by now.
             self._next_warning = monotonic() + 1
             _log.warning("a request was not decided: %s", str(error) or repr(error))
 

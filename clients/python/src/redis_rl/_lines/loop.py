@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from .errors import ClosedError, is_moved, state_of
 from .line import TICKS, Line
@@ -81,7 +82,8 @@ class _Ticker:
             self._arm()
 
 
-_tickers: EachLoop[dict[float, _Ticker]] = EachLoop(lambda loop: {})
+# Connections keep their ticker. Kept here, it would keep them when their loop is closed.
+_tickers: EachLoop[WeakValueDictionary[float, _Ticker]] = EachLoop(lambda loop: WeakValueDictionary())
 
 
 class LoopLines(Router):

@@ -223,10 +223,12 @@ class _Connections:
             began, computed = monotonic(), process_time()
             try:
                 connection.connect()
-            except self._library.errors.TimeoutError:
+            except BaseException as error:
+                # The library leaves it open after an interruption.
                 connection.disconnect()
+                is_late = isinstance(error, self._library.errors.TimeoutError)
                 is_busy = process_time() - computed > (monotonic() - began) / 4
-                if not timeout or not patience or not is_busy or patience > _MOST_TIMEOUTS * timeout:
+                if not is_late or not timeout or not patience or not is_busy or patience > _MOST_TIMEOUTS * timeout:
                     raise
                 patience *= 2
             else:
