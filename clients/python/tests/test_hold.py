@@ -214,6 +214,29 @@ async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_a
         assert [number for number, error in enumerate(ended) if error] == [0, 2]
 
 
+async def test_who_asks_while_the_one_that_polls_leaves_polls_from_then_on(server: Server, raw: redis.Redis) -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        await asyncio.Future()
+
+    with RateLimiter(raw).hold("jobs", 1):
+        async with tasks(server, sleep=sleep) as limiter:
+            jobs = []
+            for number in range(2):
+                jobs.append(asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__()))
+                if number == 0:
+                    await until(lambda: len(sleeps) == 1)
+            # The second one has asked, and has no reply yet.
+            await asyncio.sleep(0)
+            jobs[0].cancel()
+            await until(lambda: len(sleeps) == 2)
+            assert max(sleeps) <= 0.05
+            jobs[1].cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+
 async def renewed(hold: AsyncHold) -> None:
     """The timer comes, and what it asks is answered."""
     _renewals.here().fire()

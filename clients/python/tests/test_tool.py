@@ -35,14 +35,15 @@ def tool(port: int, *words: str, **environment: str) -> tuple[int, str, str]:
         )
         return done.returncode, done.stdout, done.stderr
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    at_end = signal.getsignal(signal.SIGTERM)
+    ends = {end: signal.getsignal(end) for end in (signal.SIGTERM, signal.SIGHUP)}
     with redirect_stdout(out), redirect_stderr(errors):
         try:
             status = main([*at(port), *words])
-        except SystemExit as end:
-            status = int(end.code or 0)
-    # The command that watches sets a handler.
-    signal.signal(signal.SIGTERM, at_end)
+        except SystemExit as exited:
+            status = int(exited.code or 0)
+    # The command that watches sets handlers.
+    for end, handler in ends.items():
+        signal.signal(end, handler)
     for text in (out, errors):
         text.seek(0)
     return status, out.read(), errors.read()
@@ -186,16 +187,19 @@ def limit_while(process: Any, clients: list[Any], key: str) -> str:
     return line[-1]
 
 
-def test_who_is_limited_is_watched_and_the_setting_is_put_back(server: Server, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_limited_is_watched_and_the_setting_is_put_back(
+    server: Server, raw: redis.Redis, end: signal.Signals
+) -> None:
     status, _, errors = tool(server.port, "watch")
     assert (status, "add Ed to notify-keyspace-events, or use --enable" in errors) == (1, True)
     raw.config_set("notify-keyspace-events", "K$")
-    words = [*PROGRAM, *at(server.port), "watch", "api:", "--enable"]
+    words = [*PROGRAM, "watch", "api:", "--enable", *at(server.port)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         _, times, key = limit_while(process, [raw], "api:bob").split()
         assert (int(times) > 0, key) == (True, "api:bob")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         assert process.wait(60) == 0
     finally:
         process.kill()
@@ -271,7 +275,8 @@ def test_the_exit_status_tells_what_went_wrong(server_without_module: Server, ra
         assert (status, out, errors.startswith("the server has not loaded the redis-rl module")) == (1, "", True)
     with server_without_module.client() as client:
         assert client.config_get("notify-keyspace-events") == {"notify-keyspace-events": ""}
-    for uri in ("garbage", "redis://127.0.0.1:port"):
+    known = at(server_without_module.port)[1]
+    for uri in ("garbage", "redis://127.0.0.1:port", f"{known}?decode_responses=1", f"{known}?foo=1"):
         status, out, errors = tool(1, "-u", uri, "list")
         assert (status, out, errors.count("\n")) == (1, "", 1)
     assert tool(1)[0] == 2

@@ -43,14 +43,8 @@ _FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
 def parser() -> argparse.ArgumentParser:
     """Makes the parser of the command line."""
     options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.")
-    options.add_argument(
-        "-u",
-        metavar="URI",
-        dest="uri",
-        default=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"),
-        help="a server, or one of a cluster: redis://user:password@host:port/db, unix:///path, or with TLS "
-        "rediss://host:port?ssl_ca_certs=file; by default REDIS_URL in the environment, or redis://127.0.0.1:6379",
-    )
+    options.set_defaults(uri=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"))
+    _add_uri(options)
     commands = options.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, run, text in (
         ("list", list_all, "limiters whose keys begin with a prefix"),
@@ -60,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
+        _add_uri(command)
         if name in ("list", "watch"):
             command.add_argument("prefix", nargs="?", default="", type=_bytes)
         else:
@@ -70,6 +65,18 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--seconds", type=float, help="how long; else until Ctrl-C")
             command.add_argument("--enable", action="store_true", help=f"set {_SETTING} meanwhile")
     return options
+
+
+def _add_uri(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "-u",
+        metavar="URI",
+        dest="uri",
+        # The one before the command counts where the command has none.
+        default=argparse.SUPPRESS,
+        help="a server, or one of a cluster: redis://user:password@host:port/db, unix:///path, or with TLS "
+        "rediss://host:port?ssl_ca_certs=file; by default REDIS_URL in the environment, or redis://127.0.0.1:6379",
+    )
 
 
 def _quotas(text: str) -> tuple[wire.Pair, ...]:
@@ -83,7 +90,14 @@ def connect(uri: str) -> Any:
     """Makes a client for the server, or for its cluster."""
     options: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": NO_RETRY}
     client = redis.Redis.from_url(uri, **options)
-    if not client.info("cluster").get("cluster_enabled"):
+    if client.get_encoder().decode_responses:
+        raise ValueError("keys are any bytes: leave decode_responses out of the URI")
+    try:
+        info = client.info("cluster")
+    except TypeError as error:
+        # An option in the URI that the library does not know.
+        raise ValueError(error) from None
+    if not info.get("cluster_enabled"):
         return client
     client.close()
     return redis.RedisCluster.from_url(uri, **options)
@@ -223,8 +237,12 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 def watch(client: Any, options: argparse.Namespace) -> int:
     """Shows which keys are limited, by the keyspace events of all masters."""
     # A shell makes programs in the background ignore interrupts, so the handlers are set again.
-    for end_of_watch in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(end_of_watch, signal.default_int_handler)
+    ends = [signal.SIGINT, signal.SIGTERM]
+    # The terminal has closed, which nohup has programs ignore.
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    for each in ends:
+        signal.signal(each, signal.default_int_handler)
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     restore: list[Callable[[], object]] = []
@@ -240,10 +258,10 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     subscriptions = [node.pubsub() for node in nodes]
     end = None if options.seconds is None else time.monotonic() + options.seconds
     try:
-        for each in subscriptions:
-            each.subscribe(_EVENTS.format(nodes[0].get_connection_kwargs().get("db", 0)))
+        for subscription in subscriptions:
+            subscription.subscribe(_EVENTS.format(nodes[0].get_connection_kwargs().get("db", 0)))
             # Reads the reply, which may be an error, also if there is no time to wait for events.
-            each.get_message(timeout=10)
+            subscription.get_message(timeout=10)
         while end is None or time.monotonic() < end:
             for key, times in _limited(subscriptions, end).most_common():
                 if key.startswith(options.prefix):

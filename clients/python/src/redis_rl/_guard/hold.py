@@ -170,10 +170,10 @@ class AsyncHold(_Hold):
         self._waiting = _waiting.here().setdefault((self._asks, *self._share[:2]), _Waiting())
         try:
             for tries in count():
-                is_poller = self._waiting.polls(self)
                 await self._try()
                 if self or (left := self._seconds_to_try()) <= 0:
                     break
+                is_poller = self._waiting.polls(self)
                 await self._waiting.pause(self._sleep(min(left, _pause_after(tries)) if is_poller else left))
         finally:
             self._waiting.leave(self)
@@ -246,7 +246,7 @@ class _Waiting:
         self._sleeps: OrderedDict[asyncio.Future[Any], None] = OrderedDict()
 
     def polls(self, hold: AsyncHold) -> bool:
-        """Whether this one polls: the first to ask, until it leaves."""
+        """Whether this one polls: the first to wait, until it leaves."""
         if self._poller is None:
             self._poller = hold
         return self._poller is hold
@@ -274,9 +274,9 @@ class _Waiting:
             self._sleeps.popitem(last=False)[0].cancel()
 
     def leave(self, hold: AsyncHold) -> None:
-        if self._poller is hold:
+        """This one asks no more. If nobody polls then, the one that has slept longest asks, and polls from then on."""
+        if self._poller in (hold, None):
             self._poller = None
-            # It asks, and polls from then on.
             self.wake()
 
 
