@@ -24,6 +24,7 @@ class InLoop(Asking):
         self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None
     ) -> None:
         self._loop, self.lines = loop, LoopLines(client, loop, timeout)
+        self.lines.close_after(self)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
