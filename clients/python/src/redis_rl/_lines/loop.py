@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 from .errors import ClosedError, is_moved, state_of
-from .line import TICKS, Line
+from .line import CONNECTING, TICKS, Line
 from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
 
@@ -89,10 +89,13 @@ _tickers: EachLoop[WeakValueDictionary[float, _Ticker]] = EachLoop(lambda loop: 
 class LoopLines(Router):
     """Sends the commands of one event loop. A node that is silent holds up its own commands alone."""
 
-    def __init__(self, client: Any, loop: Loop, timeout: float | None) -> None:
-        """``timeout`` is in seconds. Time in which this process does not look at its sockets does not count."""
+    def __init__(self, client: Any, loop: Loop, timeout: float | None, connecting: int = CONNECTING) -> None:
+        """``timeout`` is in seconds for each reply; ``connecting`` is how many of these a new connection has.
+
+        Time in which this process does not look at its sockets does not count.
+        """
         super().__init__(client, is_async=True)
-        self.loop, self.timeout = loop, timeout
+        self.loop, self.timeout, self.connecting = loop, timeout, connecting
         self.ticker: _Ticker | None = None
         if timeout is not None:
             self.ticker = _tickers.here().setdefault(timeout, _Ticker(loop, timeout))
@@ -201,7 +204,7 @@ class _Connection:
 
     def __init__(self, lines: LoopLines, node: Node) -> None:
         self._lines, self._node = lines, node
-        self._line = Line()
+        self._line = Line(lines.connecting)
         self.is_over = False
         # The commands that have not left, and those whose replies are due.
         self._queue: list[tuple[Words, Done, Wanted]] = []
