@@ -342,15 +342,6 @@ async def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_
         assert not (await guard.take({**SCOPE, "path": "/health"})).refused
 
 
-async def test_an_answer_while_redis_is_away_has_no_fields_of_what_was_decided_before(own_server: Server) -> None:
-    async with guarded(own_server, Policy("app", "9/h"), fail="closed") as (guard, _):
-        scope = dict(SCOPE)
-        await guard.begin(scope, [])
-        own_server.kill()
-        answer = (await guard.take(scope, Policy("route", "9/h"))).answer
-    assert (answer.status, sorted(answer.fields)) == (503, ["Content-Type", "Retry-After"])
-
-
 async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
     async with redis.asyncio.Redis(port=server.port) as client:
         a, b = Policy("a", "9/h", key="b:c"), Policy("a:b", "9/h", key="c")

@@ -324,9 +324,9 @@ class AsyncGuard:
             return None
         for each in (*before, taken):
             each.release()
-        if refusal:
-            return refusal
         earlier = [standing for each in before for standing in each.standings]
+        if refusal:
+            return _with(http.together(earlier).fields() if earlier else {}, refusal)
         decision = part.decision
         assert part.standing
         assert decision is not None
