@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,10 +13,12 @@ import valkey.asyncio
 from redis.exceptions import RedisClusterException
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter, Row, cmd
+from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
 from . import servers
-from .servers import NO_RETRY, Server
+from .guards import PATIENT, SCOPE
+from .servers import NO_RETRY, Server, until
 
 T = 1_700_000_040_000
 
@@ -295,3 +298,41 @@ def redirections(cluster: list[Server]) -> int:
             moved += client.info("errorstats").get("errorstat_MOVED", {"count": 0})["count"]
             client.config_resetstat()
     return moved
+
+
+@pytest.mark.parametrize("kind", [redis.asyncio.Redis, redis.asyncio.RedisCluster])
+async def test_what_is_dropped_shares_connections_or_ends_them_without_a_word(
+    kind: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_cluster = kind is redis.asyncio.RedisCluster
+    nodes = request.getfixturevalue("cluster") if is_cluster else [request.getfixturevalue("server")]
+
+    raws = [node.client() for node in nodes]
+
+    def connected() -> int:
+        return sum(len(raw.client_list(_type="normal")) for raw in raws)
+
+    gc.collect()
+    before = connected()
+    client: Any = kind(host="127.0.0.1", port=nodes[0].port)
+    most = before
+    for _ in range(20):
+        async with AsyncRateLimiter(client).hold("k", 5) as place:
+            assert place
+        assert await AsyncRateLimiter(client).acquire("log", "k2", "99/s")
+        most = max(most, connected())
+    assert most <= before + 6, "one to each node, and what the client has"
+    for _ in range(20):
+        guard = Guard(client, Policy("q", "99/h"), fail="closed", timeout=PATIENT)
+        assert not (await guard.take(dict(SCOPE))).refused
+        leases = AsyncLeases(AsyncRateLimiter(client), "log", "99/s", units=2)
+        assert await leases.take("k3")
+    await client.aclose()
+    del client, place, guard, leases
+
+    def is_closed() -> bool:
+        gc.collect()
+        return connected() <= before
+
+    await until(is_closed)
+    assert [record.message for record in caplog.records] == []

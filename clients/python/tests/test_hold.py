@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -145,6 +146,18 @@ async def test_while_redis_is_away_it_is_an_error_at_once(own_server: Server) ->
         for _ in range(2):
             with pytest.raises(redis.ConnectionError), limiter.hold("jobs", LIMIT, timeout=PATIENCE):
                 raise AssertionError
+
+
+async def test_to_connect_takes_no_longer_than_a_reply(own_server: Server) -> None:
+    own_server.freeze()
+    begun = time.monotonic()
+    async with redis.asyncio.Redis(port=own_server.port, socket_timeout=1) as client:
+        with pytest.raises(redis.TimeoutError):
+            await AsyncRateLimiter(client).hold("jobs", LIMIT, timeout=0.1).__aenter__()
+    with redis.Redis(port=own_server.port, socket_timeout=1) as sync_client, pytest.raises(redis.TimeoutError):
+        RateLimiter(sync_client).acquire("log", "k", "5/h", timeout=0.1)
+    assert time.monotonic() - begun < 5
+    own_server.thaw()
 
 
 @pytest.fixture(params=["threads", "tasks"])

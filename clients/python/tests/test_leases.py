@@ -123,9 +123,9 @@ def test_threads_that_ask_first_at_the_same_time_share_leases(
 ) -> None:
     both, make = threading.Barrier(2), ThreadLines.__init__
 
-    def make_at_once(*arguments: Any) -> None:
+    def make_at_once(*arguments: Any, **patience: Any) -> None:
         both.wait(PATIENCE)
-        make(*arguments)
+        make(*arguments, **patience)
 
     monkeypatch.setattr(ThreadLines, "__init__", make_at_once)
     asking = leases_of(limiter)._asking

@@ -77,7 +77,10 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
 
     @cached_property
     def _asking(self) -> Any:
-        return asking_of(self.client, self.clock, self._where, remember=0)
+        # Who waits for units or a place has named a timeout: a new connection has no longer than a reply.
+        asking = asking_of(self.client, self.clock, self._where, remember=0, connecting=1)
+        # All limiters of a client share its connections, which end with the client.
+        return asking if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asking)
 
     def _as_of(self, at: int | None) -> int | None:
         """The time that a command names in AT, or None if the server's clock decides."""

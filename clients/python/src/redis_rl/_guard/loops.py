@@ -21,9 +21,11 @@ class InLoop(Asking):
     """The keys of one event loop, and the connections on which it asks for them."""
 
     def __init__(
-        self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, timeout: float | None, clock: Clock | None
+        self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, clock: Clock | None, **patience: Any
     ) -> None:
-        self._loop, self.lines = loop, LoopLines(client, loop, timeout)
+        """``patience`` is that of the connections."""
+        self._loop, self.lines = loop, LoopLines(client, loop, **patience)
+        self.lines.close_after(self)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()

@@ -111,7 +111,7 @@ class Asking:
 
     def __init__(self, client: Any, nodes: Nodes, slot_of: Any, remember: float, clock: Clock | None) -> None:
         """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
-        self._nodes, self._clock = nodes, clock or getattr(client, "clock", None)
+        self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
 
     def as_of(self) -> int | None:

@@ -82,11 +82,10 @@ class InProcess(Asking):
     :meth:`close`, or when the process ends.
     """
 
-    def __init__(
-        self, client: Any, nodes: Nodes, *, remember: float, timeout: float | None, clock: Clock | None
-    ) -> None:
+    def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
+        """``patience`` is that of the connections."""
         is_here = isinstance(client, MemoryLimiter)
-        self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, timeout)
+        self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         # Made here and not when the module is imported, so that they are gevent's if gevent has patched threading.
         self._lock = threading.Lock()
@@ -302,7 +301,7 @@ class InThreads:
         return here is not None and here.keys.next_tick_ms is not None
 
 
-def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float) -> Any:
+def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if isinstance(client, MemoryLimiter) else where
     return where(
@@ -311,6 +310,7 @@ def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float) 
         remember=remember,
         timeout=socket_timeout(client),
         clock=clock,
+        **patience,
     )
 
 

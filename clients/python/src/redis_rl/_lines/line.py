@@ -20,8 +20,8 @@ class Line:
     something else is no silence of the server.
     """
 
-    def __init__(self) -> None:
-        self._is_up = False
+    def __init__(self, connecting: int = CONNECTING) -> None:
+        self._is_up, self._connecting = False, connecting
         self._due = self._silent = 0
         self._end: Verdict = "go on"
 
@@ -47,7 +47,7 @@ class Line:
         """Waits one tick more than a timeout, since the first may have begun before the command left."""
         if self._end == "go on" and self.is_waiting:
             self._silent += 1
-            if self._silent > (TICKS if self._is_up else CONNECTING * TICKS):
+            if self._silent > (1 if self._is_up else self._connecting) * TICKS:
                 self._end = "late"
         return self._end
 

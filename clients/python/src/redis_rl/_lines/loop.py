@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Generic, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from .errors import ClosedError, is_moved, state_of
-from .line import TICKS, Line
+from .line import CONNECTING, TICKS, Line
 from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
 
@@ -89,10 +89,13 @@ _tickers: EachLoop[WeakValueDictionary[float, _Ticker]] = EachLoop(lambda loop: 
 class LoopLines(Router):
     """Sends the commands of one event loop. A node that is silent holds up its own commands alone."""
 
-    def __init__(self, client: Any, loop: Loop, timeout: float | None) -> None:
-        """``timeout`` is in seconds. Time in which this process does not look at its sockets does not count."""
+    def __init__(self, client: Any, loop: Loop, timeout: float | None, connecting: int = CONNECTING) -> None:
+        """``timeout`` is in seconds for each reply; ``connecting`` is how many of these a new connection has.
+
+        Time in which this process does not look at its sockets does not count.
+        """
         super().__init__(client, is_async=True)
-        self.loop, self.timeout = loop, timeout
+        self.loop, self.timeout, self.connecting = loop, timeout, connecting
         self.ticker: _Ticker | None = None
         if timeout is not None:
             self.ticker = _tickers.here().setdefault(timeout, _Ticker(loop, timeout))
@@ -171,6 +174,10 @@ class LoopLines(Router):
         # Transports are closed in the next turn.
         await asyncio.sleep(0)
 
+    def close_after(self, owner: object) -> None:
+        """Closes when the owner is gone. Nothing else ends the tasks of a loop, which holds them weakly."""
+        finalize(owner, _close_in_loop, self).atexit = False
+
     async def close(self) -> None:
         replaced, self._replaced = self._replaced, None
         cluster, self._cluster = self._cluster, None
@@ -197,7 +204,7 @@ class _Connection:
 
     def __init__(self, lines: LoopLines, node: Node) -> None:
         self._lines, self._node = lines, node
-        self._line = Line()
+        self._line = Line(lines.connecting)
         self.is_over = False
         # The commands that have not left, and those whose replies are due.
         self._queue: list[tuple[Words, Done, Wanted]] = []
@@ -279,7 +286,7 @@ class _Connection:
                 await _close(sentinel)
 
     async def _write(self) -> None:
-        loop, own, due, line = self._lines.loop, self._own, self._due, self._line
+        loop, own, due = self._lines.loop, self._own, self._due
         try:
             while True:
                 if not self._queue:
@@ -289,22 +296,26 @@ class _Connection:
                         # The server may have closed it while it was idle. The reader notices in the next turns.
                         await asyncio.sleep(0)
                         await asyncio.sleep(0)
-                queue, self._queue = self._queue, []
-                commands = []
-                for words, done, is_wanted in queue:
-                    if not is_wanted():
-                        # Told at once, so that no later request joins this command.
-                        done(ConnectionError("nobody waits for the reply"))
-                        continue
-                    if not due:
-                        self._watch()
-                    line.sent()
-                    due.append((words, done))
-                    commands.append(words)
-                if commands:
+                if commands := self._wanted():
                     await own.send_packed_command(own.pack_commands(commands), check_health=False)
         except Exception as error:
             self.end(error)
+
+    def _wanted(self) -> list[Words]:
+        """Returns what leaves now. A task that kept who waits for the reply would keep this connection open."""
+        queue, self._queue = self._queue, []
+        commands = []
+        for words, done, is_wanted in queue:
+            if not is_wanted():
+                # Told at once, so that no later request joins this command.
+                done(ConnectionError("nobody waits for the reply"))
+                continue
+            if not self._due:
+                self._watch()
+            self._line.sent()
+            self._due.append((words, done))
+            commands.append(words)
+        return commands
 
     def end(self, error: Exception | None) -> None:
         """Ends the connection. What is due on it fails with the error, or as closed if there is none."""
@@ -328,6 +339,12 @@ class _Connection:
             self._lines.renew(self._node)
         for told in [done for _, done in due] + [done for _, done, _ in queue]:
             told(error or ClosedError("closed"))
+
+
+def _close_in_loop(lines: LoopLines) -> None:
+    """Closes from any thread, in which garbage may be collected."""
+    with suppress(RuntimeError):  # the loop is closed
+        lines.loop.call_soon_threadsafe(lambda: spawn(lines.loop, lines.close()), context=Context())
 
 
 async def _close(client: Any) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from inspect import signature
 from time import monotonic
 from typing import Any, TypeAlias
+from weakref import ref
 
 from .._commands.wire import NO_CLIENT
 from .._library import redis
@@ -87,10 +88,21 @@ class Router:
     """Knows which node of a cluster has a key. It learns that by a cluster client of its own."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        self.client, self.library = client, Library(client, is_async=is_async)
-        self.slot_of: Callable[[str | bytes], int] | None = client.keyslot if hasattr(client, "nodes_manager") else None
+        self.library = Library(client, is_async=is_async)
+        # Who asks holds the client: connections that held it would keep themselves.
+        self._client = ref(client)
+        is_cluster = hasattr(client, "nodes_manager")
+        self.slot_of: Callable[[str | bytes], int] | None = self._slot_of if is_cluster else None
         self._cluster: Any = None
         self.renewed = -_RENEW_SECONDS
+
+    @property
+    def client(self) -> Any:
+        return self._client()
+
+    def _slot_of(self, key: str | bytes) -> int:
+        slot: int = self.client.keyslot(key)
+        return slot
 
     @property
     def is_fresh(self) -> bool:

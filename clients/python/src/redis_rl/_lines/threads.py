@@ -25,10 +25,10 @@ _MOST_TIMEOUTS = 64
 class ThreadLines(Router):
     """Sends the commands of the threads of one process, each in the thread that asks."""
 
-    def __init__(self, client: Any, timeout: float | None) -> None:
-        """``timeout`` is in seconds for each reply. A new connection has five times as long."""
+    def __init__(self, client: Any, timeout: float | None, connecting: int = CONNECTING) -> None:
+        """``timeout`` is in seconds for each reply; ``connecting`` is how many of these a new connection has."""
         super().__init__(client, is_async=False)
-        self._timeout = timeout
+        self._timeout, self._connecting = timeout, connecting
         errors = self.library.errors
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
@@ -41,7 +41,7 @@ class ThreadLines(Router):
 
         ``timeout`` replaces the usual one. A probe waits for a new connection no longer than for a reply.
         """
-        patience = timeout, 1 if is_probe or timeout is not None else CONNECTING
+        patience = timeout, 1 if is_probe or timeout is not None else self._connecting
         if self.slot_of is None:
             of_server = self._of(None)
             sent = of_server.send([words for _, words in commands], *patience)
