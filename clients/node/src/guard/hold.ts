@@ -44,6 +44,8 @@ export interface Hold {
 const SHORTEST_MS = 100;
 /** The upper bounds of the first wait for a place and of any later one, in milliseconds. */
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
+/** Of so many places given back, one wakes nobody, so that waiters of other processes find one free. */
+const ONE_FOR_OTHERS = 8;
 /** Renewals that are due within this many milliseconds are sent together. */
 const TOGETHER_MS = 20;
 
@@ -133,6 +135,7 @@ class Places {
   readonly driver: Driver;
   readonly #held = new Set<HeldPlace>();
   /** Those who wait, by name, in the order in which they came. The first polls for all, so thousands may wait. */
+  #freed = 0;
   readonly #waiting = new Map<string, Set<Waiter>>();
   readonly #alarm = new Alarm(
     () => this.driver.known(),
@@ -167,7 +170,9 @@ class Places {
     const waiting = this.#waiting.get(name) ?? new Set();
     this.#waiting.set(name, waiting.add(waiter));
     const [poller] = waiting;
-    const ms = Math.min(poller === waiter ? pollMs : LONGEST_TIMER_MS, leftMs);
+    // The more wait, the more often one polls.
+    const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / waiting.size));
+    const ms = Math.min(poller === waiter ? mostMs : LONGEST_TIMER_MS, leftMs);
     return new Promise((resolve, reject) => {
       const end = (settle: () => void) => {
         // A sleep of the caller's goes on after it was woken.
@@ -186,6 +191,12 @@ class Places {
   }
 
   /** A place has been given back here, so one who waits for it asks at once. */
+  freed(name: string): void {
+    this.#freed++;
+    if (this.#freed % ONE_FOR_OTHERS !== 0) this.wake(name);
+  }
+
+  /** The one that has waited longest asks at once. */
   wake(name: string): void {
     for (const { wake } of this.#waiting.get(name) ?? []) {
       if (wake === undefined) continue;
@@ -298,6 +309,6 @@ class HeldPlace implements Hold {
     const given = this.places.driver.giveBack(request);
     if (this.place.state !== "over") return;
     this.#given.push(given);
-    this.places.wake(this.name);
+    this.places.freed(this.name);
   }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -25,6 +26,9 @@ const LEAST: Duration = Duration::from_millis(100);
 
 /// The longest pause before the second try, and before any.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Of so many places given back, one wakes nobody, so that waiters of other processes find one free.
+const ONE_FOR_OTHERS: u32 = 8;
 
 /// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
 ///
@@ -214,6 +218,7 @@ impl Places {
             let _ = task.await;
         }
         if let Some(queue) = locked(&self.queues).get(&Queue::name(&share))
+            && queue.given.fetch_add(1, Relaxed) % ONE_FOR_OTHERS != ONE_FOR_OTHERS - 1
             && queue.freed.available_permits() < Arc::strong_count(queue)
         {
             queue.freed.add_permits(1);
@@ -227,6 +232,8 @@ struct Queue {
     polls: Semaphore,
     /// A permit for each place that went back: who gets it asks once, and forgets it when that is answered.
     freed: Semaphore,
+    /// How many went back.
+    given: AtomicU32,
 }
 
 impl Queue {
@@ -244,7 +251,9 @@ struct Waiter<'a> {
 
 impl Waiter<'_> {
     fn new<'a>(queues: &'a Queues, share: &'a Share) -> Waiter<'a> {
-        let new = || Arc::new(Queue { polls: Semaphore::new(1), freed: Semaphore::new(0) });
+        let new = || {
+            Arc::new(Queue { polls: Semaphore::new(1), freed: Semaphore::new(0), given: AtomicU32::new(0) })
+        };
         let queue = locked(queues).entry(Queue::name(share)).or_insert_with(new).clone();
         Waiter { queues, share, queue }
     }

@@ -22,6 +22,8 @@ from .threads import CLOSE_SECONDS
 
 # The first and the longest wait between tries.
 _FIRST_MS, _LONGEST_MS = 50, 1000
+# Of so many places given back, one wakes nobody, so that waiters of other processes find one free.
+_ONE_FOR_OTHERS = 8
 # A shorter one could not be renewed in time.
 _SHORTEST_SECONDS = 0.1
 # The shortest time between two rounds of renewals, so that places due at about the same time are renewed together.
@@ -174,7 +176,8 @@ class AsyncHold(_Hold):
                 if self or (left := self._seconds_to_try()) <= 0:
                     break
                 is_poller = self._waiting.polls(self)
-                await self._waiting.pause(self._sleep(min(left, _pause_after(tries)) if is_poller else left))
+                pause = min(_pause_after(tries), self._waiting.longest_pause()) if is_poller else left
+                await self._waiting.pause(self._sleep(min(left, pause)))
         finally:
             self._waiting.leave(self)
         return self
@@ -207,7 +210,7 @@ class AsyncHold(_Hold):
         for request in requests:
             if not self:
                 # It asks in a later turn, when this has been sent.
-                self._waiting.wake()
+                self._waiting.freed()
             await self._asking.release(request, CLOSE_SECONDS)
 
     def seconds_left(self) -> float:
@@ -242,6 +245,7 @@ class _Waiting:
 
     def __init__(self) -> None:
         self._poller: AsyncHold | None = None
+        self._freed = 0
         # Their sleeps, the one that began first at the beginning.
         self._sleeps: OrderedDict[asyncio.Future[Any], None] = OrderedDict()
 
@@ -268,8 +272,18 @@ class _Waiting:
         if not sleeping.cancelled():
             sleeping.result()
 
+    def longest_pause(self) -> float:
+        """The longest time in seconds between two polls: the more wait, the shorter."""
+        return max(_LONGEST_MS / (len(self._sleeps) + 1), _FIRST_MS) / 1000
+
+    def freed(self) -> None:
+        """A place was given back."""
+        self._freed += 1
+        if self._freed % _ONE_FOR_OTHERS:
+            self.wake()
+
     def wake(self) -> None:
-        """A place was given back: the one that has slept longest asks at once."""
+        """The one that has slept longest asks at once."""
         if self._sleeps:
             self._sleeps.popitem(last=False)[0].cancel()
 
