@@ -129,14 +129,18 @@ interface Waiter extends Pick<HoldOptions, "sleep" | "signal"> {
   wake: (() => void) | undefined;
 }
 
+class Waiters extends Set<Waiter> {
+  /** Places that were given back here while they waited. */
+  freed = 0;
+}
+
 /** The places that are held through one client by one clock. They share a timer. */
 class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
   readonly driver: Driver;
   readonly #held = new Set<HeldPlace>();
   /** Those who wait, by name, in the order in which they came. The first polls for all, so thousands may wait. */
-  #freed = 0;
-  readonly #waiting = new Map<string, Set<Waiter>>();
+  readonly #waiting = new Map<string, Waiters>();
   readonly #alarm = new Alarm(
     () => this.driver.known(),
     () => this.#tick(),
@@ -167,8 +171,9 @@ class Places {
   wait(waiter: Waiter, pollMs: number, leftMs: number): Promise<void> {
     const { name, sleep, signal } = waiter;
     signal?.throwIfAborted();
-    const waiting = this.#waiting.get(name) ?? new Set();
-    this.#waiting.set(name, waiting.add(waiter));
+    const waiting = this.#waiting.get(name) ?? new Waiters();
+    waiting.add(waiter);
+    this.#waiting.set(name, waiting);
     const [poller] = waiting;
     // The more wait, the more often one polls.
     const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / waiting.size));
@@ -192,8 +197,8 @@ class Places {
 
   /** A place has been given back here, so one who waits for it asks at once. */
   freed(name: string): void {
-    this.#freed++;
-    if (this.#freed % ONE_FOR_OTHERS !== 0) this.wake(name);
+    const waiting = this.#waiting.get(name);
+    if (waiting !== undefined && ++waiting.freed % ONE_FOR_OTHERS !== 0) this.wake(name);
   }
 
   /** The one that has waited longest asks at once. */
