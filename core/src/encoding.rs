@@ -9,7 +9,7 @@
 //! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
-//! 4 bucket   for each bucket: window in ms, time, limit, level / window, level % window
+//! 4 bucket   for each bucket: window in ms, time, limit, level / limit, level % limit
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
@@ -29,8 +29,8 @@ use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_TIERS, Quota, QuotaList, TimeSource, UnixMs,
-    WindowMs, digits, leading_integer,
+    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack, Moved,
+    Quota, QuotaList, TimeSource, UnixMs, WindowMs, digits, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -167,7 +167,7 @@ fn decode_log(input: &mut Input) -> Result<Large, Invalid> {
     let retention = input.window()?;
     let at = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
     let mut entry = Entry { at, units: input.integer()? };
-    let mut log = Large::with_entries(Some(retention), TimeSource::Loaded, std::iter::empty());
+    let mut log = Large::with_entries(Some(retention), TimeSource::Unknown, std::iter::empty());
     loop {
         log.restore(entry).ok_or(Invalid::OutOfRange)?;
         if input.is_empty() {
@@ -192,8 +192,9 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
 
 fn encode_bucket(out: &mut Vec<u8>, bucket: &Bucket) {
     let Bucket { window, last, limit, level } = *bucket;
-    let unit = u128::from(window.get());
-    for figure in [window.get(), last.get(), limit, (level / unit) as u64, (level % unit) as u64] {
+    // In this order all figures fit: a bucket of any limit is full within twice the longest window.
+    let (ms, rest) = (level / u128::from(limit), level % u128::from(limit));
+    for figure in [window.get(), last.get(), limit, ms as u64, rest as u64] {
         varint::put(out, figure);
     }
 }
@@ -203,11 +204,11 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
     while !input.is_empty() {
         let window = input.window()?;
         let last = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
-        let (limit, units, rest) = (input.integer()?, input.integer()?, input.integer()?);
-        if rest >= window.get() {
+        let (limit, ms, rest) = (input.integer()?, input.integer()?, input.integer()?);
+        if limit > MAX_SAFE_INTEGER || rest >= limit {
             return Err(Invalid::OutOfRange);
         }
-        let level = u128::from(units) * u128::from(window.get()) + u128::from(rest);
+        let level = u128::from(ms) * u128::from(limit) + u128::from(rest);
         buckets.try_push(Bucket { window, last, limit, level }).map_err(|_| Invalid::OutOfRange)?;
     }
     Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)
@@ -240,6 +241,10 @@ impl Input<'_> {
 /// L-5:1700000000000/1m/1h             RL.LOG gave back 5 units as of this time, in two windows
 /// L:1700000000000/1h/forget           RL.LOG counted a unit and forgot its oldest entry
 /// B5:1700000000000/100/1m             RL.BUCKET counted 5 units, with a limit of 100 in a window of a minute
+/// B5:1700000000000/5/1m/forget        RL.BUCKET counted 5 units, by which FORCE emptied the bucket to its floor
+/// F:1700000000000/10s<1700000000000   RL.FIXED first moved the key back, which was too far ahead of the clock at this time
+/// <1700000000000+1m>1700000010000     nothing was counted, but the key, which was written with AT, was moved back
+/// B:1700000000000/5/1m<=1700000000000 RL.BUCKET counted a unit WITHIN a time, and first moved back all that was ahead of the clock
 /// >1700000010000                      nothing was counted, but from then on the key expires at that time
 /// DEL                                 the key was deleted
 /// ```
@@ -248,12 +253,16 @@ impl Input<'_> {
 /// unit, after the limit if the algorithm counts by that. Each effect has exactly one word.
 pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 
-/// A letter, units with a sign, a time, eight limits and windows in milliseconds, `/forget`, and the time at which the key expires.
-const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * (17 + 15) + 7 + 17;
+/// A letter, units with a sign, a time, eight limits and windows in milliseconds, `/forget`, `<`, the time of the clock and `+1m`, and the
+/// time at which the key expires.
+const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * (17 + 15) + 7 + 20 + 17;
 
 const DELETED: &[u8] = b"DEL";
 const AT: &[u8] = b":";
 const FORGET: &[u8] = b"forget";
+const MOVED_BACK: &[u8] = b"<";
+const ALL_MOVED_BACK: &[u8] = b"<=";
+const AND_MINUTE: &[u8] = b"+1m";
 const EXPIRES: u8 = b'>';
 
 fn letter(algorithm: Algorithm) -> u8 {
@@ -270,14 +279,14 @@ pub fn encode_effect(effect: &Effect) -> EffectWord {
     let mut word = EffectWord::new();
     match effect {
         Effect::Counted(counted) => put_counted(&mut word, counted),
-        Effect::Moved(at) => put_expiry(&mut word, *at),
+        Effect::Moved(moved) => put_moved(&mut word, moved),
         Effect::Deleted => put(&mut word, DELETED),
     }
     word
 }
 
 fn put_counted(word: &mut EffectWord, counted: &Counted) {
-    let Counted { algorithm, units, at, quotas, forgets, expires } = counted;
+    let Counted { algorithm, units, at, quotas, forgets, moved_back, expires } = counted;
     word.push(letter(*algorithm));
     if *units != Cost::ONE {
         put(word, if units.get() < 0 { b"-" } else { b"" });
@@ -301,14 +310,24 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
         word.push(b'/');
         put(word, FORGET);
     }
-    if let Some(at) = expires {
-        put_expiry(word, *at);
-    }
+    put_moved(word, &Moved { back: *moved_back, expires: *expires });
 }
 
-fn put_expiry(word: &mut EffectWord, at: UnixMs) {
-    word.push(EXPIRES);
-    put_integer(word, at.get());
+fn put_moved(word: &mut EffectWord, Moved { back, expires }: &Moved) {
+    if let Some(MoveBack { clock, most }) = back {
+        let (before, after): (_, &[u8]) = match most {
+            MostAhead::Window => (MOVED_BACK, b""),
+            MostAhead::WindowAndMinute => (MOVED_BACK, AND_MINUTE),
+            MostAhead::Nothing => (ALL_MOVED_BACK, b""),
+        };
+        put(word, before);
+        put_integer(word, clock.get());
+        put(word, after);
+    }
+    if let Some(at) = expires {
+        word.push(EXPIRES);
+        put_integer(word, at.get());
+    }
 }
 
 /// The units of windows in effects, with their milliseconds.
@@ -329,7 +348,7 @@ fn put_integer(word: &mut EffectWord, integer: u64) {
 pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     let (first, mut word) = match word {
         DELETED => return Some(Effect::Deleted),
-        [EXPIRES, at @ ..] => return parse_time(at).map(Effect::Moved),
+        [b'<' | EXPIRES, ..] => return parse_moved(word).map(Effect::Moved),
         _ => word.split_first()?,
     };
     let algorithm = Algorithm::ALL.into_iter().find(|algorithm| letter(*algorithm) == *first)?;
@@ -342,12 +361,14 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     let (mut quotas, mut forgets) = (QuotaList::new(), false);
     while let Some(rest) = word.strip_prefix(b"/") {
         word = rest;
-        if algorithm == Algorithm::Log
+        if algorithm.forgets()
             && units.taken() > 0
             && let Some(rest) = word.strip_prefix(FORGET)
         {
             (word, forgets) = (rest, true);
-            quotas.iter_mut().for_each(|quota| *quota = Counted::quota(quota.window(), forgets));
+            if !algorithm.counts_by_limit() {
+                quotas.iter_mut().for_each(|quota| *quota = Counted::quota(quota.window(), forgets));
+            }
             break;
         }
         let quota = if algorithm.counts_by_limit() {
@@ -362,13 +383,9 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         }
         quotas.try_push(quota).ok()?;
     }
-    let expires = match word {
-        [] => None,
-        [EXPIRES, at @ ..] => Some(parse_time(at)?),
-        _ => return None,
-    };
+    let Moved { back: moved_back, expires } = parse_moved(word)?;
     let any = !quotas.is_empty();
-    any.then_some(Effect::Counted(Counted { algorithm, units, at, quotas, forgets, expires }))
+    any.then_some(Effect::Counted(Counted { algorithm, units, at, quotas, forgets, moved_back, expires }))
 }
 
 /// Takes units off the start of `word`: neither 0 nor 1, which are never written.
@@ -405,7 +422,26 @@ fn take_integer(word: &mut &[u8]) -> Option<u64> {
     Some(integer)
 }
 
-/// The time of these digits, after which nothing follows.
-fn parse_time(mut digits: &[u8]) -> Option<UnixMs> {
-    UnixMs::new(take_integer(&mut digits)?).filter(|_| digits.is_empty())
+/// What the end of a word says of the key's times.
+fn parse_moved(mut word: &[u8]) -> Option<Moved> {
+    let mut moved = Moved { back: None, expires: None };
+    if let Some(rest) = word.strip_prefix(MOVED_BACK) {
+        let of_all = word.strip_prefix(ALL_MOVED_BACK);
+        word = of_all.unwrap_or(rest);
+        let clock = UnixMs::new(take_integer(&mut word)?)?;
+        let most = match word.strip_prefix(AND_MINUTE) {
+            _ if of_all.is_some() => MostAhead::Nothing,
+            None => MostAhead::Window,
+            Some(rest) => {
+                word = rest;
+                MostAhead::WindowAndMinute
+            }
+        };
+        moved.back = Some(MoveBack { clock, most });
+    }
+    if let [EXPIRES, rest @ ..] = word {
+        word = rest;
+        moved.expires = Some(UnixMs::new(take_integer(&mut word)?)?);
+    }
+    word.is_empty().then_some(moved)
 }

@@ -2,7 +2,7 @@
 
 // What single commands call is inlined: see `command/take.rs` of the module.
 
-use crate::limiter::key::{Info, Partial, Taken};
+use crate::limiter::key::{CountedUnits, Info, Taken};
 use crate::limiter::several::TakenAll;
 use crate::limiter::{SlidingCounts, Verdict};
 
@@ -20,12 +20,12 @@ pub trait Reply {
     fn null(&mut self);
 }
 
-/// Replies to a request about one key: with five integers, to PARTIAL with seven.
+/// Replies to a request about one key: with five integers, to PARTIAL and WITHIN with seven.
 #[inline(always)]
 pub fn taken(reply: &mut impl Reply, taken: &Taken) {
-    match &taken.partial {
+    match &taken.counted {
         None => verdict(reply, &taken.reply()),
-        Some(partial) => self::partial(reply, &taken.reply(), partial),
+        Some(counted) => verdict_and_counted(reply, &taken.reply(), counted),
     }
 }
 
@@ -36,13 +36,13 @@ pub fn verdict(reply: &mut impl Reply, verdict: &Verdict) {
     five_integers(reply, verdict);
 }
 
-/// Replies to PARTIAL: the five integers, the units taken, and as of when.
+/// Replies to PARTIAL and WITHIN: the five integers, the units taken, and as of when.
 #[cold]
-fn partial(reply: &mut impl Reply, verdict: &Verdict, partial: &Partial) {
+fn verdict_and_counted(reply: &mut impl Reply, verdict: &Verdict, counted: &CountedUnits) {
     reply.array(7);
     five_integers(reply, verdict);
-    reply.integer(partial.taken.get());
-    reply.integer(integer(partial.at.get()));
+    reply.integer(counted.units.get());
+    reply.integer(integer(counted.at.get()));
 }
 
 #[inline(always)]

@@ -52,6 +52,12 @@ impl Refusal {
         Refusal::Text(c"ERR FORCE and PARTIAL options at the same time are not compatible");
     const PARTIAL: Refusal =
         Refusal::Text(c"ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only");
+    const WITHIN: Refusal = Refusal::Text(
+        c"ERR WITHIN must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
+    );
+    const WITHIN_AND_OTHERS: Refusal =
+        Refusal::Text(c"ERR WITHIN and FORCE or PARTIAL options at the same time are not compatible");
+    const WITHIN_OF_BUCKET: Refusal = Refusal::Text(c"ERR WITHIN is an option of RL.BUCKET only");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
     /// A panic was caught, or the server failed: not the caller's fault.
@@ -138,6 +144,12 @@ impl Options {
                     return Err(Refusal::PARTIAL);
                 }
                 parsed.set_mode(Mode::Partial)?;
+            } else if name.eq_ignore_ascii_case(b"WITHIN") {
+                if verb != Verb::Take(Algorithm::Bucket) {
+                    return Err(Refusal::WITHIN_OF_BUCKET);
+                }
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
+                parsed.set_mode(Mode::Within(parse_window(value).ok_or(Refusal::WITHIN)?))?;
             } else {
                 return Err(Refusal::SYNTAX);
             }
@@ -146,9 +158,11 @@ impl Options {
     }
 
     fn set_mode(&mut self, mode: Mode) -> Result<(), Refusal> {
-        match self.mode {
-            Mode::AllOrNothing => self.mode = mode,
-            other if other == mode => return Err(Refusal::SYNTAX),
+        match (self.mode, mode) {
+            (Mode::AllOrNothing, _) => self.mode = mode,
+            (Mode::Within(_), Mode::Within(_)) => return Err(Refusal::SYNTAX),
+            (Mode::Within(_), _) | (_, Mode::Within(_)) => return Err(Refusal::WITHIN_AND_OTHERS),
+            (other, _) if other == mode => return Err(Refusal::SYNTAX),
             _ => return Err(Refusal::FORCE_AND_PARTIAL),
         }
         Ok(())
@@ -226,7 +240,7 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     }
     let [first, ..] = options else { return Ok(Options::default()) };
     let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
-    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") {
+    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") && !is_option(b"WITHIN") {
         return Err(Refusal::ROW);
     }
     Options::parse(options, Verb::All)

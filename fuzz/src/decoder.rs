@@ -18,7 +18,7 @@ pub fn check(payload: &[u8]) {
     for now in held.times() {
         let (mut limiter, mut model) = (limiter.clone(), model.clone());
         assert_agree(&limiter, &model, &windows, now);
-        let end = now + limiter.lifetime(UnixMs::saturating(now), 0).ms;
+        let end = now + limiter.lifetime_ms(UnixMs::saturating(now));
         assert!(limiter.is_ahead_of(UnixMs::saturating(now)) || counts_nothing(&model, end));
         for call in calls(held.window, now) {
             assert_eq!(answer(&mut limiter, &call), expected(&mut model, &call), "{call:?}");
@@ -108,7 +108,7 @@ impl Held {
                 let mut model = Model::new(algorithm, Search::Halving);
                 for &(window, units, at) in &self.counted {
                     let quota = quota(MAX_SAFE_INTEGER, window);
-                    assert!(model.record(&[quota], units, at, true).is_some());
+                    assert!(model.record(&[quota], units, at, true, false).is_some());
                 }
                 model
             }

@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use redis_rl_core::encoding::{decode, encode};
 use redis_rl_core::limiter::{
-    Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, UnixMs, WindowMs,
+    Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, TimeSource, UnixMs, WindowMs,
 };
 
 use crate::calls::{
@@ -27,12 +27,12 @@ pub fn check_history(history: &History, search: Search) {
     // Gets only effects.
     let (mut replica, mut replica_expires_at) = (limiter.clone(), None);
     // For the second half of the calls, a copy that was stored and loaded.
-    let mut copy = None;
-    // A key far ahead of the clock may expire early, so its expiry is not checked from then on.
-    let (mut expires_at, mut was_ahead) = (None, false);
+    let mut copy: Option<Limiter> = None;
+    let mut expires_at = None;
     for (i, call) in history.calls.iter().enumerate() {
+        let source = limiter.source();
+        model.with_at = source == TimeSource::At;
         let wanted = expected(&mut model, call);
-        was_ahead |= limiter.is_ahead_of(UnixMs::saturating(call.now));
         let reply = answer_and_send(&mut limiter, &mut expires_at, call, |effect| {
             apply(&mut replica, &mut replica_expires_at, &effect);
         });
@@ -40,14 +40,14 @@ pub fn check_history(history: &History, search: Search) {
         assert_agree(&limiter, &model, &windows, call.end());
         assert_eq!(encode(&replica), encode(&limiter), "call {i}: {call:?}");
         assert_eq!(replica_expires_at, expires_at, "call {i}: {call:?}");
-        if limiter.is_empty() {
-            was_ahead = false;
-        } else if !was_ahead && wanted.is_ok_and(|answer| answer.changed.is_some()) {
+        if !limiter.is_empty() && wanted.is_ok_and(|answer| answer.changed.is_some()) {
             let end = expires_at.expect("a key that counts expires");
             assert!(end == UnixMs::MAX || counts_nothing(&model, end.get()), "call {i}: {call:?}, {end:?}");
         }
         limiter = limiter.relocate(&mut Elsewhere);
         if let Some(copy) = &mut copy {
+            // A loaded key does not tell whether it was written with AT.
+            copy.set_source(source);
             assert_eq!(answer(copy, call), wanted, "call {i} of the copy: {call:?}");
             assert_eq!(encode(copy), encode(&limiter), "after call {i}: {call:?}");
         } else if i >= history.calls.len() / 2 && !limiter.is_empty() {
@@ -87,11 +87,15 @@ impl<'a> Arbitrary<'a> for History {
             let cost = number(u, MAX_SAFE_INTEGER)? as i64;
             let cost = if u.ratio(1, 4)? { -cost } else { cost };
             let time = time(u, now, &windows)?;
-            let act = match u.int_in_range(0..=10)? {
+            let act = match u.int_in_range(0..=12)? {
                 0..=1 => Act::Peek,
                 2..=4 => Act::Take,
                 5..=7 => Act::Force,
                 8..=9 => Act::Partial,
+                10..=11 if algorithm == Algorithm::Bucket => {
+                    Act::Within(number(u, WindowMs::MAX.get())?.max(1))
+                }
+                10..=11 => Act::Take,
                 _ => {
                     let times = number(u, 1_200)? as u32;
                     let times = times.clamp(1, left_for_floods.max(1));

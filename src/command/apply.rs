@@ -69,7 +69,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
 /// expiry of their own.
 fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
-        Effect::Counted(counted) => counted.expires == pending.moved,
+        Effect::Counted(counted) => counted.expires == pending.expires,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }

@@ -26,10 +26,10 @@ pub fn carry_out<'c, 'a>(
     if let Some(fresh) = fresh
         && pending.changed
     {
-        return create(key, fresh, pending.moved);
+        return create(key, fresh, pending.expires);
     }
-    if let Some(moved) = pending.moved {
-        key.handle_mut().expire_at(moved);
+    if let Some(at) = pending.expires {
+        key.handle_mut().expire_at(at);
     }
     let call = key.close();
     if pending.changed {
@@ -50,15 +50,15 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     call
 }
 
-/// Stores a limiter in the empty key, which is to expire at `moved`.
+/// Stores a limiter in the empty key, which is to expire at `expires`.
 #[cold]
-fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<UnixMs>) -> &'c mut Call<'a> {
+fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, expires: Option<UnixMs>) -> &'c mut Call<'a> {
     let name = key.name();
     // Other modules are told of the new key, and may change it: comparing its bytes shows that.
     let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };
     let call = key.insert(fresh);
     match OpenKey::to_write(call, name) {
-        Ok(key) => set_expiry(key, moved, stored),
+        Ok(key) => set_expiry(key, expires, stored),
         // Another module has put a value of another type there, and the server has dropped the time to live that it may have had.
         Err(_) => call.replicate_persist(name),
     }
@@ -66,14 +66,14 @@ fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, moved: Option<U
     call
 }
 
-/// Makes a new key expire at `moved`. If its bytes are not those `stored`, another module has counted in it: then the key
+/// Makes a new key expire at `expires`. If its bytes are not those `stored`, another module has counted in it: then the key
 /// lives as long as it counts. Copies are told so, since the server has dropped the expiry that the key had from that module.
-fn set_expiry(mut key: OpenKey<ToWrite>, moved: Option<UnixMs>, stored: Option<Vec<u8>>) {
-    let (Some(limiter), Some(mut end)) = (key.limiter(), moved) else { return };
+fn set_expiry(mut key: OpenKey<ToWrite>, expires: Option<UnixMs>, stored: Option<Vec<u8>>) {
+    let (Some(limiter), Some(mut end)) = (key.limiter(), expires) else { return };
     if stored.is_some_and(|stored| encoding::encode(limiter) != stored) {
         let now = server::now();
-        end = end.max(now.plus_up_to_max(limiter.lifetime(now, 0).ms));
-        key.call().replicate(key.name(), || Effect::Moved(end));
+        end = end.max(now.plus_up_to_max(limiter.lifetime_ms(now)));
+        key.call().replicate(key.name(), || Effect::expires_at(end));
     }
     key.handle_mut().expire_at(end);
 }
@@ -173,12 +173,12 @@ fn create_among_others<'a, T>(
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = counted.apply(limiter, false) else { return };
         // The key lives as long as either of the two needs it.
-        pending = Pending { moved: again.moved.max(current), ..again };
+        pending = Pending { expires: again.expires.max(current), ..again };
         fresh = None;
     }
-    match pending.moved {
+    match pending.expires {
         _ if replicates => key.call().replicate(name, || pending.effect(|| counted)),
-        Some(moved) if fresh.is_none() => key.call().replicate(name, || Effect::Moved(moved)),
+        Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}
     }
     carry_out(key, fresh, pending);

@@ -52,14 +52,14 @@ fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
     let name = call.key();
     let (mut key, mut fresh) = (OpenKey::to_change(call, name)?, None);
     let taken = take.run(key.handle_mut(), &mut fresh)?;
-    let Taken { verdict, outcome, pending, partial, .. } = taken;
+    let Taken { verdict, outcome, pending, counted, .. } = taken;
     if pending.is_told_first() {
-        let counted = || Counted::of(take.algorithm, take.quotas, take.cost, &outcome);
-        key.call().replicate(name, || pending.effect(counted));
+        let effect = || pending.effect(|| Counted::of(take.algorithm, take.quotas, take.cost, &outcome));
+        key.call().replicate(name, effect);
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.
-    stats::taken(take.algorithm, verdict.limited, partial.is_none() && outcome.changed());
+    stats::taken(take.algorithm, verdict.limited, counted.is_none() && outcome.changed());
     stats::units(take.cost, outcome.change);
     commit::publish_if_limited(call, name, verdict.limited);
     reply::taken(call, &taken);

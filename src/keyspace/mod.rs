@@ -293,11 +293,11 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, pending: Pending { moved, emptied, .. }, .. } in &mut *self.parts {
-            if let (Some(moved), false, Some(key)) = (moved, *emptied, &mut *key)
+        for Part { key, pending: Pending { expires, emptied, .. }, .. } in &mut *self.parts {
+            if let (Some(at), false, Some(key)) = (expires, *emptied, &mut *key)
                 && key.limiter().is_some()
             {
-                key.expire_at(*moved);
+                key.expire_at(*at);
             }
             *key = None;
         }

@@ -7,9 +7,9 @@ use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
 use redis_rl_core::limiter::several::{self, Parts, Row};
-use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, UnixMs, Verdict};
+use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, TimeSource, UnixMs, Verdict};
 
-use crate::calls::{Call, History, MemoryKey, expected};
+use crate::calls::{Call, History, MemoryKey, answer, expected};
 use crate::cases;
 use crate::history::{Shape, history, huge, small};
 use crate::naive::{Model, Search};
@@ -37,9 +37,8 @@ impl Keys {
         let last = histories.iter_mut().map(|history| history.calls.pop().expect("a history has a call"));
         let last: Vec<Call> = last.collect();
         let now = whose_time.get(&last).now;
-        // Waits without AT end when a key expires: early if it is ahead of the clock, and at the last time of all.
-        let is_ahead = |key: &History| key.limiter().is_ahead_of(UnixMs::saturating(now));
-        let at = at || now > MAX_SAFE_INTEGER / 2 || histories.iter().any(is_ahead);
+        // Waits without AT end when a key expires: at the last time of all.
+        let at = at || now > MAX_SAFE_INTEGER / 2;
         let requests = last.into_iter().map(|Call { quotas, cost, .. }| Request { quotas, cost }).collect();
         Keys { histories, requests, force, at, now }
     }
@@ -51,7 +50,13 @@ impl Keys {
     fn models(&self, search: Search) -> Vec<Model> {
         let model = |history: &History| {
             let mut model = Model::new(history.algorithm, search);
-            history.calls.iter().for_each(|call| _ = expected(&mut model, call));
+            let mut limiter = Limiter::new(history.algorithm);
+            for call in &history.calls {
+                model.with_at = limiter.source() == TimeSource::At;
+                let _ = expected(&mut model, call);
+                let _ = answer(&mut limiter, call);
+            }
+            model.with_at = limiter.source() == TimeSource::At;
             model
         };
         self.histories.iter().map(model).collect()
@@ -65,6 +70,8 @@ struct Answer {
     retry_after: Option<u64>,
     rows: Vec<Verdict>,
     changed: Vec<bool>,
+    /// Which keys were moved back.
+    moved: Vec<bool>,
 }
 
 /// Does what the command does; `None` if the windows do not fit one of the keys.
@@ -85,14 +92,15 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     }
     let taken = several::take(&mut rows, force, time).ok()?;
     let verdicts = rows.iter().map(|row| row.what.verdict).collect();
-    let mut changed = Vec::new();
+    let (mut changed, mut moved) = (Vec::new(), Vec::new());
     for row in rows.iter_mut() {
         if let Some(key) = &mut row.key {
             changed.push(row.pending.changed);
+            moved.push(row.pending.moved_back.is_some());
             key.carry_out(row.fresh.take(), row.pending);
         }
     }
-    Some(Answer { limited: taken.limited, retry_after: taken.retry_after_ms, rows: verdicts, changed })
+    Some(Answer { limited: taken.limited, retry_after: taken.retry_after_ms, rows: verdicts, changed, moved })
 }
 
 /// The models' answer.
@@ -101,6 +109,7 @@ fn expected_of_all(models: &mut [Model], keys: &Keys, search: Search) -> Option<
     for (model, Request { quotas, cost }) in models.iter().zip(requests) {
         model.check_windows_fit(quotas, *cost, *now).ok()?;
     }
+    let moved = models.iter_mut().map(|model| !at && model.move_back(*now)).collect();
     let refuses = |models: &[Model], ms: u64| {
         let mut requests = models.iter().zip(requests);
         requests.any(|(model, Request { quotas, cost })| model.refuses(quotas, *cost, now + ms))
@@ -110,7 +119,7 @@ fn expected_of_all(models: &mut [Model], keys: &Keys, search: Search) -> Option<
     for (model, Request { quotas, cost }) in models.iter_mut().zip(requests) {
         let refused: Vec<bool> = quotas.iter().map(|quota| model.refuses(&[*quota], *cost, *now)).collect();
         let counts = *cost != 0 && (*force || !limited);
-        changed.push(counts && model.record(quotas, *cost, *now, *at).is_some());
+        changed.push(counts && model.record(quotas, *cost, *now, *at, *force).is_some());
         let verdict = |(quota, refused): (&Quota, &bool)| model.verdict(&[*quota], *cost, *now, *refused);
         rows.extend(quotas.iter().zip(&refused).map(verdict));
     }
@@ -119,7 +128,7 @@ fn expected_of_all(models: &mut [Model], keys: &Keys, search: Search) -> Option<
     };
     let retry_after =
         (limited && !requests.iter().any(hopeless)).then(|| search.first(|ms| !refuses(models, ms)));
-    Some(Answer { limited, retry_after, rows, changed })
+    Some(Answer { limited, retry_after, rows, changed, moved })
 }
 
 fn agree(keys: &Keys, search: Search) -> TestCaseResult {
@@ -134,7 +143,8 @@ fn agree(keys: &Keys, search: Search) -> TestCaseResult {
         return Ok(());
     };
     for (key, changed) in reply.changed.iter().enumerate() {
-        prop_assert_eq!(*changed, before[key] != after[key], "key {}", key);
+        let (changes, moves) = (*changed, reply.moved[key]);
+        prop_assert_eq!(changes || moves, before[key] != after[key], "key {}", key);
         prop_assert!(!*changed || keys.force || !reply.limited, "a limited request changes nothing");
     }
 

@@ -93,10 +93,10 @@ fn the_largest_valid_figures_round_trip() {
         (LOG, vec![10, 0, MAX_COUNT - 1, 9]),
         (LOG, vec![10, 0, MAX_COUNT - 2, 0, 2, 9]),
         (LOG, vec![10, MAX_SAFE_INTEGER - 1, 1, 1]),
-        (BUCKET, vec![longest, MAX_SAFE_INTEGER, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER, 0]),
-        (BUCKET, vec![longest, 0, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER - 1, longest - 1]),
-        (BUCKET, vec![10, 0, 1, 0, 1]),
-        (BUCKET, (1..=8).flat_map(|window| [window, 0, 1, 2, 0]).collect()),
+        (BUCKET, vec![longest, MAX_SAFE_INTEGER, MAX_SAFE_INTEGER, 2 * longest, 0]),
+        (BUCKET, vec![1, 0, MAX_SAFE_INTEGER, longest, MAX_SAFE_INTEGER - 1]),
+        (BUCKET, vec![10, 0, 2, 0, 1]),
+        (BUCKET, (1..=8).flat_map(|window| [window, 0, 1, longest + window, 0]).collect()),
     ] {
         let bytes = encoded(tag, &figures);
         let limiter = decode(&bytes).unwrap_or_else(|invalid| panic!("{tag} {figures:?}: {invalid}"));
@@ -157,9 +157,9 @@ fn bytes_that_no_limiter_encodes_to_are_refused() {
         ("a time after the last", BUCKET, vec![10, MAX_SAFE_INTEGER + 1, 1, 1, 0]),
         ("a limit of 0", BUCKET, vec![10, 0, 0, 0, 1]),
         ("a limit too large", BUCKET, vec![10, 0, MAX_SAFE_INTEGER + 1, 1, 0]),
-        ("a whole unit in the rest", BUCKET, vec![10, 0, 5, 1, 10]),
-        ("more than two buckets missing", BUCKET, vec![10, 0, 5, 10, 1]),
-        ("units that overflow", BUCKET, vec![longest, 0, 5, u64::MAX, 1]),
+        ("a whole millisecond in the rest", BUCKET, vec![10, 0, 5, 1, 5]),
+        ("more than the longest wait missing", BUCKET, vec![10, 0, 5, longest + 10, 1]),
+        ("a level that overflows", BUCKET, vec![longest, 0, 5, u64::MAX, 1]),
         ("equal windows", BUCKET, vec![10, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
         ("windows out of order", BUCKET, vec![11, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
         ("too many windows", BUCKET, (1..=9).flat_map(|window| [window, 0, 1, 1, 0]).collect()),

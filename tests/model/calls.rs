@@ -1,5 +1,6 @@
 //! Calls on one key, and what a command does with each: by the limiter, and by the model.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use redis_rl_core::encoding::{decode_effect, encode_effect};
@@ -28,6 +29,8 @@ pub enum Act {
     Take,
     Force,
     Partial,
+    /// WITHIN so many milliseconds.
+    Within(u64),
     /// FORCE, repeated: makes counts saturate or, with time in between, logs long.
     Flood {
         times: u32,
@@ -67,8 +70,10 @@ pub struct Answer {
     pub verdict: Verdict,
     /// The time it was applied as of, if it changed anything.
     pub changed: Option<u64>,
-    /// The units that PARTIAL took; if it gave some back, minus those.
+    /// The units that PARTIAL or WITHIN took; if it gave some back, minus those.
     pub taken: Option<i64>,
+    /// The time at which the units of WITHIN are there.
+    pub at: Option<u64>,
 }
 
 /// A key in memory. A limiter that holds nothing stands for a missing key.
@@ -102,7 +107,7 @@ impl MemoryKey<'_> {
             *self.limiter = fresh;
         }
         assert!(!pending.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
-        *self.expires_at = pending.moved.or(*self.expires_at);
+        *self.expires_at = pending.expires.or(*self.expires_at);
     }
 }
 
@@ -120,8 +125,13 @@ pub fn answer_and_send(
 ) -> Result<Answer, TakeError> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
-        let Decision { verdict, .. } = limiter.peek(&call.quotas, cost, call.time(call.now))?;
-        return Ok(Answer { verdict, changed: None, taken: None });
+        let mut time = call.time(call.now);
+        let mut found = Cow::Borrowed(&*limiter);
+        if !call.at {
+            (found, time.clock) = limiter.as_moved_back(time.clock);
+        }
+        let Decision { verdict, .. } = found.peek(&call.quotas, cost, time)?;
+        return Ok(Answer { verdict, changed: None, taken: None, at: None });
     }
     let algorithm = limiter.algorithm();
     let mut key = MemoryKey { limiter, expires_at };
@@ -138,7 +148,8 @@ pub fn answer_and_send(
         Ok(Answer {
             verdict,
             changed: outcome.changed().then_some(outcome.as_of.get()),
-            taken: (call.act == Act::Partial).then_some(cost.at_most(outcome.change.units).get()),
+            taken: taken.counted.map(|counted| counted.units.get()),
+            at: taken.counted.filter(|_| call.is_within()).map(|counted| counted.at.get()),
         })
     };
     let mut answer = take(call.now)?;
@@ -158,9 +169,12 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     match effect {
         Effect::Counted(counted) => {
             assert!(pending.changed && !pending.emptied);
-            assert_eq!(pending.moved, counted.expires, "it is told");
+            assert_eq!(pending.expires, counted.expires, "it is told");
         }
-        Effect::Moved(at) => assert_eq!(pending.moved, Some(*at)),
+        Effect::Moved(moved) => {
+            assert!(moved.back.is_some() || moved.expires.is_some());
+            assert_eq!((pending.moved_back, pending.expires), (moved.back, moved.expires));
+        }
         Effect::Deleted => assert!(pending.emptied),
     }
     key.carry_out(fresh, pending);
@@ -178,33 +192,69 @@ pub fn any_limit(window_ms: u64) -> Quota {
 /// The model's answer.
 pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
     let Call { quotas, cost, .. } = call;
-    if call.act == Act::Partial {
-        return expected_of_partial(model, call);
-    }
+    let held = model.clone();
     let (mut limited, mut changed) = (false, None);
     for now in call.times() {
         model.check_windows_fit(quotas, *cost, now)?;
+        if !call.at {
+            model.move_back(now);
+        }
+        match call.act {
+            Act::Partial => return Ok(expected_of_partial(model, call)),
+            Act::Within(most) => return Ok(expected_within(model, call, most)),
+            Act::Peek | Act::Take | Act::Force | Act::Flood { .. } => {}
+        }
         limited = model.refuses(quotas, *cost, now);
-        changed = if call.counts(limited) { model.record(quotas, *cost, now, call.at) } else { None };
+        let force = call.mode() == Mode::Force;
+        changed = if call.counts(limited) { model.record(quotas, *cost, now, call.at, force) } else { None };
     }
     let changed = changed.map(|change| change.as_of);
-    Ok(Answer { verdict: model.verdict(quotas, *cost, call.end(), limited), changed, taken: None })
+    let verdict = model.verdict(quotas, *cost, call.end(), limited);
+    if call.act == Act::Peek {
+        *model = held;
+    }
+    Ok(Answer { verdict, changed, taken: None, at: None })
+}
+
+/// Takes the units ahead, if they are there within `most` milliseconds.
+fn expected_within(model: &mut Model, call: &Call, most: u64) -> Answer {
+    let &Call { ref quotas, cost, now, at, .. } = call;
+    if !at && cost > 0 {
+        // Nobody is told to wait for a clock that has stepped back.
+        model.move_back_beyond(now, |_| 0);
+    }
+    let wait = model.wait(quotas, cost, now);
+    let limited = wait.is_none_or(|wait| wait > most);
+    let counts = !limited && cost != 0;
+    let change = if counts { model.record(quotas, cost, now, at, false) } else { None };
+    let newest = model.newest_of(quotas);
+    let mut verdict = model.verdict(quotas, cost, now, limited);
+    verdict.retry_after_ms =
+        wait.map(|wait| if limited { wait - most } else { wait }).filter(|wait| *wait > 0);
+    let there = if cost > 0 { (now + wait.unwrap_or(0)).min(MAX_SAFE_INTEGER) } else { now };
+    let counted_at = change.map_or(now, |_| if cost > 0 { there.max(newest) } else { now });
+    Answer {
+        verdict,
+        changed: change.map(|change| change.as_of),
+        taken: Some(change.map_or(0, |change| change.units)),
+        at: Some(counted_at),
+    }
 }
 
 /// Takes the most units that are allowed; if those are not all, the reply is that to one more.
-fn expected_of_partial(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
+fn expected_of_partial(model: &mut Model, call: &Call) -> Answer {
     let &Call { ref quotas, cost, now, at, .. } = call;
-    model.check_windows_fit(quotas, cost, now)?;
     let part = model.most_allowed(quotas, cost, now);
-    let change = if part == 0 { None } else { model.record(quotas, part, now, at) };
+    let change = if part == 0 { None } else { model.record(quotas, part, now, at, false) };
     let asked = if part < cost { 1 } else { cost };
     // A log that holds as many units as can be counted takes no more, even if they fit.
     let limited = part < cost && model.refuses(quotas, asked, now);
-    Ok(Answer {
+    Answer {
         verdict: model.verdict(quotas, asked, now, limited),
         changed: change.map(|change| change.as_of),
         taken: Some(change.map_or(0, |change| change.units)),
-    })
+        at: None,
+    }
 }
 
 impl Call {
@@ -216,8 +266,13 @@ impl Call {
         match self.act {
             Act::Force | Act::Flood { .. } => Mode::Force,
             Act::Partial => Mode::Partial,
+            Act::Within(ms) => Mode::Within(WindowMs::new(ms).expect("a wait")),
             Act::Peek | Act::Take => Mode::AllOrNothing,
         }
+    }
+
+    fn is_within(&self) -> bool {
+        matches!(self.act, Act::Within(_))
     }
 
     pub fn time(&self, now: u64) -> Time {
@@ -253,6 +308,7 @@ impl fmt::Debug for Call {
             Act::Peek | Act::Take => Ok(()),
             Act::Force => f.write_str(" FORCE"),
             Act::Partial => f.write_str(" PARTIAL"),
+            Act::Within(ms) => write!(f, " WITHIN {ms}ms"),
             Act::Flood { times, apart_ms } => write!(f, " FORCE, {times} times, {apart_ms} ms apart"),
         }
     }

@@ -56,6 +56,7 @@ pub fn small() -> Shape {
             5 => Just(Act::Take),
             2 => Just(Act::Force),
             2 => Just(Act::Partial),
+            4 => (1..=60u64).prop_map(Act::Within),
         ]
         .boxed(),
         start: prop_oneof![Just(0), 0..100u64, Just(1_700_000_000_000)].boxed(),
@@ -79,6 +80,7 @@ pub fn huge() -> Shape {
             10 => Just(Act::Take),
             5 => Just(Act::Force),
             4 => Just(Act::Partial),
+            6 => up_to(WindowMs::MAX.get()).prop_map(|ms| Act::Within(ms.max(1))),
             1 => (1000..1100u32).prop_map(|times| Act::Flood { times, apart_ms: 0 }),
         ]
         .boxed(),
@@ -143,6 +145,10 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
             if act != Act::Peek && !looks_back {
                 clock = now;
             }
+            let act = match act {
+                Act::Within(_) if algorithm != Algorithm::Bucket => Act::Take,
+                act => act,
+            };
             Call { act, quotas, cost, now, at }
         });
         History { algorithm, calls: calls.collect() }

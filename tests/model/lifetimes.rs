@@ -2,11 +2,10 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::{Algorithm, Limiter, UnixMs};
+use redis_rl_core::limiter::UnixMs;
 
-use crate::calls::{History, answer};
+use crate::calls::History;
 use crate::cases;
-use crate::forms::forced;
 use crate::history::{history, huge, small};
 
 proptest! {
@@ -20,22 +19,11 @@ proptest! {
     }
 }
 
-#[test]
-fn a_key_expires_early_only_if_it_is_ahead_by_more_than_its_whole_lifetime() {
-    for algorithm in Algorithm::ALL {
-        let mut limiter = Limiter::new(algorithm);
-        answer(&mut limiter, &forced(1, 10_000, 1_000)).expect("the window fits");
-        let lifetime = |ahead_ms| limiter.lifetime(UnixMs::saturating(10_000 - ahead_ms), 0);
-        let ahead_ms = (0..10_000).find(|ahead_ms| lifetime(*ahead_ms).expires_early).expect("far ahead");
-        assert_eq!(lifetime(ahead_ms).ms, ahead_ms - 1, "{algorithm:?}");
-    }
-}
-
 fn lives_long_enough(history: &History) -> TestCaseResult {
     let limiter = history.limiter();
     // At its own time: no call was later.
     let now = history.calls.iter().map(|call| call.now).max().unwrap_or(0);
-    let lifetime = limiter.lifetime(UnixMs::saturating(now), 0).ms;
+    let lifetime = limiter.lifetime_ms(UnixMs::saturating(now));
     match limiter.counters() {
         Some(_) => {
             let live = |ms| !limiter.windows(UnixMs::saturating(now) + ms).is_empty();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use redis_rl_core::limiter::{
-    Algorithm, Bucket, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage,
+    Algorithm, Bucket, MAX_SAFE_INTEGER, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage,
 };
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
@@ -50,6 +50,9 @@ impl Search {
 pub struct Model {
     state: State,
     search: Search,
+    /// Whether the key was written with AT, so that it may be a minute further ahead of the clock. The model keeps no expiries: who
+    /// compares it reads this from the limiter.
+    pub with_at: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +106,12 @@ impl Level {
         Level { missing: (self.missing - (last - self.last) * self.limit).max(0), last, ..self }
     }
 
+    /// When the units that were counted last are there: once no more is missing than the limit.
+    fn newest_units(&self, window: i128) -> i128 {
+        let wait = ceil((self.missing - self.limit * window).max(0), self.limit);
+        (self.last + wait).min(MAX_SAFE_INTEGER.into())
+    }
+
     /// As much missing in proportion, rounded up: in two parts, since the product may exceed 128 bits.
     fn with_limit(self, limit: i128) -> Level {
         let (whole, rest) = (self.missing / self.limit, self.missing % self.limit);
@@ -114,6 +123,11 @@ fn ceil(figure: i128, by: i128) -> i128 {
     (figure + by - 1) / by
 }
 
+/// `figure * by / of`, rounded down: in two parts, since the product may exceed 128 bits.
+fn share(figure: i128, by: i128, of: i128) -> i128 {
+    figure / of * by + figure % of * by / of
+}
+
 impl Buckets {
     fn of(&self, quota: &Quota, now: i128) -> Level {
         let limit = i128::from(quota.limit());
@@ -122,7 +136,7 @@ impl Buckets {
     }
 
     fn used(&self, quota: &Quota, now: i128) -> i128 {
-        ceil(self.of(quota, now).missing, window_of(quota))
+        ceil(self.of(quota, now).missing, window_of(quota)).min(MAX_COUNT)
     }
 
     fn is_full(&self, window: i128, now: i128) -> bool {
@@ -133,10 +147,16 @@ impl Buckets {
         self.lengths.keys().copied().filter(move |&window| !self.is_full(window, now))
     }
 
-    /// Returns how many were counted: no more than two buckets are missing.
-    fn take(&mut self, quota: &Quota, units: i128, now: i128) -> i128 {
+    /// Returns how many were counted. FORCE counts nothing beyond two buckets that are missing.
+    fn take(&mut self, quota: &Quota, units: i128, now: i128, force: bool) -> i128 {
+        if quota.limit() == 0 {
+            return 0;
+        }
         let (window, level) = (window_of(quota), self.of(quota, now));
-        let missing = (level.missing + units * window).min(2 * level.limit * window);
+        let mut missing = level.missing + units * window;
+        if force {
+            missing = missing.min(level.missing.max(2 * level.limit * window));
+        }
         if missing == level.missing {
             return 0;
         }
@@ -149,20 +169,45 @@ impl Buckets {
         ceil(missing - level.missing, window)
     }
 
-    /// Gives back units of the larger of the two limits, taken at `as_of`, without what has refilled from then until the last
-    /// units were taken. A limit of 0 changes nothing. Returns how many of the units were missing.
-    fn refund(&mut self, quota: &Quota, units: i128, as_of: i128) -> i128 {
+    /// What can be given back of units taken at `as_of`, in units of the larger of the two limits times milliseconds: without what
+    /// has refilled from then until the last units are there. A limit of 0 gives nothing back.
+    fn refundable(&self, quota: &Quota, units: i128, as_of: i128) -> i128 {
+        let (window, named) = (window_of(quota), i128::from(quota.limit()));
+        let Some(level) = self.lengths.get(&window).filter(|_| named > 0) else { return 0 };
+        let since = (level.newest_units(window) - as_of).max(0);
+        (units * window - since * named.max(level.limit)).max(0)
+    }
+
+    /// Gives back units taken at `as_of`, in each tier; in none more than in one in which others wait. Returns how many of the units
+    /// were missing at `now`.
+    fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128, now: i128) -> i128 {
+        let waits = |quota: &&Quota| {
+            let level = self.lengths.get(&window_of(quota)).filter(|_| quota.limit() > 0);
+            level.is_some_and(|level| level.newest_units(window_of(quota)) > level.last)
+        };
+        let waiting: Vec<_> = quotas.iter().filter(waits).collect();
+        let most = |quota: &Quota| {
+            let of_waiting = waiting.iter().map(|other| {
+                share(self.refundable(other, units, as_of), window_of(quota), window_of(other))
+            });
+            of_waiting.chain([self.refundable(quota, units, as_of)]).min().unwrap_or(0)
+        };
+        let each: Vec<_> = quotas.iter().map(|quota| (*quota, most(quota))).collect();
+        let before = self.lengths.clone();
+        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, now));
+        let refunded = refunded.max().unwrap_or(0);
+        if refunded == 0 {
+            self.lengths = before;
+        }
+        refunded
+    }
+
+    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, now: i128) -> i128 {
         let (window, named) = (window_of(quota), i128::from(quota.limit()));
         let Some(level) = self.lengths.get_mut(&window).filter(|_| named > 0) else { return 0 };
         let larger = named.max(level.limit);
-        // floor(units * window * level.limit / larger), in two parts, since the product may exceed 128 bits.
-        let (whole, rest) = (units * window / larger, units * window % larger);
-        let share = whole * level.limit + rest * level.limit / larger;
-        let back = share - (level.last - as_of).max(0) * level.limit;
-        let missing = Level { missing: back.min(level.at(as_of).missing), ..*level };
-        if missing.missing <= 0 {
-            return 0;
-        }
+        let back = share(refundable, level.limit, larger);
+        let missing = Level { missing: back.min(level.at(now).missing), ..*level };
         level.missing -= back;
         if level.missing <= 0 {
             self.lengths.remove(&window);
@@ -340,13 +385,14 @@ impl Model {
             Algorithm::Log => State::Log(Log::default()),
             Algorithm::Bucket => State::Buckets(Buckets::default()),
         };
-        Model { state, search }
+        Model { state, search, with_at: false }
     }
 
     /// A log of these (time, units) entries, kept for `longest`.
     pub fn of_log(entries: &[(u64, u64)], longest: WindowMs, search: Search) -> Model {
         let entries = entries.iter().map(|&(at, units)| (i128::from(at), i128::from(units))).collect();
-        Model { state: State::Log(Log { entries, keep: i128::from(longest.get()) }), search }
+        let state = State::Log(Log { entries, keep: i128::from(longest.get()) });
+        Model { state, search, with_at: false }
     }
 
     /// A key with these buckets.
@@ -357,7 +403,7 @@ impl Model {
             (i128::from(bucket.window.get()), level)
         };
         let lengths = buckets.iter().map(level).collect();
-        Model { state: State::Buckets(Buckets { lengths }), search }
+        Model { state: State::Buckets(Buckets { lengths }), search, with_at: false }
     }
 
     pub fn used(&self, quota: &Quota, now: u64) -> u64 {
@@ -389,11 +435,53 @@ impl Model {
         most as i64
     }
 
+    /// Moves back what is ahead of the clock by more than its window, or its lifetime if that is longer. Returns whether anything was.
+    pub fn move_back(&mut self, clock: u64) -> bool {
+        let more = if self.with_at { 60_000 } else { 0 };
+        self.move_back_beyond(clock, |window| window + more)
+    }
+
+    /// Moves back what is ahead of the clock by more than `most` of its window.
+    pub fn move_back_beyond(&mut self, clock: u64, most: impl Fn(i128) -> i128) -> bool {
+        let (mut moved, now) = (false, i128::from(clock));
+        match &mut self.state {
+            State::Windows(windows) => {
+                for (window, counted) in &mut windows.lengths {
+                    if counted.latest * window - now > most(*window) {
+                        moved = true;
+                        let by = counted.latest - (now / window + 1);
+                        counted.latest -= by;
+                        let units = std::mem::take(&mut counted.units).into_iter();
+                        counted.units = units.map(|(number, units)| (number - by, units)).collect();
+                    }
+                }
+            }
+            State::Log(log) => {
+                let oldest = log.entries.first().map_or(0, |(at, _)| *at);
+                let ahead = log.entries.last().map_or(0, |(at, _)| *at - now);
+                if ahead > most(log.keep) {
+                    moved = oldest > 0;
+                    // Nothing is moved before 1970.
+                    log.entries.iter_mut().for_each(|(at, _)| *at -= ahead.min(oldest));
+                }
+            }
+            State::Buckets(buckets) => {
+                for (window, level) in &mut buckets.lengths {
+                    if level.last - now > most(*window.max(&ceil(level.missing, level.limit))) {
+                        moved = true;
+                        level.last = now;
+                    }
+                }
+            }
+        }
+        moved
+    }
+
     /// Counts or gives back in all tiers, or in none. Returns what changed, if anything did.
-    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool) -> Option<Change> {
+    pub fn record(&mut self, quotas: &[Quota], cost: i64, now: u64, at: bool, force: bool) -> Option<Change> {
         let units = i128::from(cost).abs();
         // Units are given back as of AT, or else as of the newest time of the log, or of the windows named.
-        let as_of = if cost > 0 || at { now } else { now.max(self.newest_of(quotas)) };
+        let as_of = if cost > 0 || at { now } else { now.max(self.newest_units_of(quotas)) };
         let when = i128::from(as_of);
         let changed = match &mut self.state {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),
@@ -405,13 +493,10 @@ impl Model {
                 });
                 in_each.max().unwrap_or(0)
             }
-            State::Buckets(buckets) => {
-                let in_each = quotas.iter().map(|quota| match cost > 0 {
-                    true => buckets.take(quota, units, when),
-                    false => buckets.refund(quota, units, when),
-                });
-                in_each.max().unwrap_or(0)
+            State::Buckets(buckets) if cost > 0 => {
+                quotas.iter().map(|quota| buckets.take(quota, units, when, force)).max().unwrap_or(0)
             }
+            State::Buckets(buckets) => buckets.refund(quotas, units, when, now.into()),
         };
         if changed > 0 && cost < 0 {
             self.delete_if_nothing_counts(quotas, i128::from(now));
@@ -428,8 +513,19 @@ impl Model {
         }
     }
 
+    /// The same, but of units that were taken ahead the time at which they are there.
+    fn newest_units_of(&self, quotas: &[Quota]) -> u64 {
+        match &self.state {
+            State::Windows(_) | State::Log(_) => self.newest_of(quotas),
+            State::Buckets(buckets) => {
+                let newest = |window| buckets.lengths.get(&window).map(|level| level.newest_units(window));
+                figure(quotas.iter().map(window_of).filter_map(newest).max().unwrap_or(0))
+            }
+        }
+    }
+
     /// The latest time that anything was counted at; for windows and buckets, in those named.
-    fn newest_of(&self, quotas: &[Quota]) -> u64 {
+    pub fn newest_of(&self, quotas: &[Quota]) -> u64 {
         let latest = |windows: &Windows, quota| {
             let window = window_of(quota);
             windows.lengths.get(&window).map_or(0, |counted| counted.latest * window)
@@ -493,6 +589,12 @@ impl Model {
             }
             _ => self.wait_of_tier(quota, quota.limit() as i64, now),
         }
+    }
+
+    /// Milliseconds until all tiers allow the request; `None` if they never do.
+    pub fn wait(&self, quotas: &[Quota], cost: i64, now: u64) -> Option<u64> {
+        let wait = quotas.iter().map(|quota| self.wait_of_tier(quota, cost, now)).max();
+        wait.filter(|wait| *wait < u64::MAX)
     }
 
     /// Milliseconds until the tier allows the request; `u64::MAX` if it never does.

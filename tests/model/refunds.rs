@@ -3,7 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::{Algorithm, Bucket, Cost, Limiter, Quota, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::{
+    Algorithm, Bucket, Cost, Limiter, MoveBack, Quota, Time, UnixMs, WindowMs,
+};
 
 use crate::calls::{Act, Call, History, answer, quota};
 use crate::cases;
@@ -15,7 +17,11 @@ const SHARES: u64 = 21_000;
 
 /// Gives units back at the end of a history.
 fn frees_no_more_than_it_names(history: &History, back: &Call) -> TestCaseResult {
-    let before = history.limiter();
+    let mut before = history.limiter();
+    if !back.at {
+        let most = before.source().most_ahead();
+        before.move_back(MoveBack { clock: UnixMs::saturating(back.now), most });
+    }
     let (mut after, algorithm) = (before.clone(), history.algorithm);
     let taken = answer(&mut after, back).expect("a give-back is always allowed");
     let units = back.cost.unsigned_abs();
@@ -122,7 +128,7 @@ fn units_of_others_stay(algorithm: Algorithm, windows: &[WindowMs], steps: &[Ste
             // As of the time that the units were taken at, and decided now.
             let time = Time { clock: at, at: Some(UnixMs::saturating(call.now)) };
             let cost = Cost::new(call.cost).expect("a cost");
-            let outcome = shared.record(algorithm, &call.quotas, cost, time).expect("it is always allowed");
+            let outcome = shared.record(algorithm, &call.quotas, cost, false, time).expect("it is always allowed");
             if outcome.emptied {
                 shared = Limiter::new(algorithm);
             }

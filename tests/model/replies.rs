@@ -122,7 +122,7 @@ fn agree_on_a_long_log(history: &History) -> TestCaseResult {
         let reply = answer(&mut limiter, call).expect("the windows fit").verdict;
         prop_assert_eq!(reply.limited, refuses, "reply to call {}: {:?}", i, call);
         if call.counts(refuses) {
-            model.record(&call.quotas, call.cost, call.now, call.at);
+            model.record(&call.quotas, call.cost, call.now, call.at, call.act == Act::Force);
         }
         prop_assert_eq!(
             limiter.entries(UnixMs::saturating(call.now)),

@@ -21,19 +21,21 @@ struct Host {
     copy: Limiter,
     copy_expires_at: Option<UnixMs>,
     clock: u64,
+    /// How often the key was moved back.
+    moves: usize,
 }
 
 impl Host {
     fn new(algorithm: Algorithm, clock: u64) -> Host {
         let (limiter, copy) = (Limiter::new(algorithm), Limiter::new(algorithm));
-        Host { algorithm, limiter, expires_at: None, copy, copy_expires_at: None, clock }
+        Host { algorithm, limiter, expires_at: None, copy, copy_expires_at: None, clock, moves: 0 }
     }
 
     /// Sets the clock. A key is still served in the millisecond that it expires in.
     fn set_clock(&mut self, clock: u64) {
         self.clock = clock;
         if self.expires_at.is_some_and(|end| end.get() < clock) {
-            *self = Host::new(self.algorithm, clock);
+            *self = Host { moves: self.moves + 1, ..Host::new(self.algorithm, clock) };
         }
     }
 
@@ -49,6 +51,7 @@ impl Host {
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, taken.pending);
+        self.moves += usize::from(taken.pending.moved_back.is_some());
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }
@@ -71,6 +74,8 @@ impl Host {
 enum Act {
     Take(i64),
     Partial(i64),
+    /// WITHIN so many milliseconds; not of a bucket, a plain request.
+    Within(i64, u64),
     /// With FORCE, unless a bucket could not count all of it.
     Force(i64),
     /// Gives back the newest units.
@@ -115,6 +120,7 @@ fn story() -> impl Strategy<Value = Story> {
     let act = prop_oneof![
         8 => units().prop_map(Act::Take),
         2 => units().prop_map(Act::Partial),
+        4 => (units(), 1..=4 * WINDOW_MS).prop_map(|(units, ms)| Act::Within(units, ms)),
         1 => units().prop_map(Act::Force),
         1 => units().prop_map(Act::GiveBack),
         1 => (units(), any::<Index>()).prop_map(|(units, of)| Act::Settle(units, of)),
@@ -140,14 +146,16 @@ struct Passed {
     at: u64,
     units: u64,
     forced: bool,
-    /// Whether the key has been there since.
-    is_held: bool,
+    /// Whether who took the units was told to wait for them.
+    waited: bool,
+    /// [`Host::moves`] then: what was counted before the key was moved is not found as of the time it was counted at.
+    moves: usize,
 }
 
 fn nothing_is_free_early(story: &Story) -> TestCaseResult {
     let Story { algorithm, quotas, start, steps } = story;
     let mut host = Host::new(*algorithm, *start);
-    let (mut true_ms, mut passed, mut was_far_ahead) = (0, Vec::<Passed>::new(), false);
+    let (mut true_ms, mut passed) = (0, Vec::<Passed>::new());
     let mut begun = quotas.iter().map(|_| Vec::new()).collect::<Vec<Vec<u64>>>();
     for Step { pass_ms, back_ms, act } in steps {
         for (quota, begun) in quotas.iter().zip(&mut begun) {
@@ -160,12 +168,16 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
         host.set_clock(host.clock.saturating_sub(*back_ms));
         if host.limiter.is_empty() {
             // By a clock that runs through the same time again, nobody can tell that a unit is of an earlier key.
-            passed.iter_mut().for_each(|passed| passed.is_held = false);
+            host.moves += 1;
         }
-        was_far_ahead |= host.limiter.lifetime(UnixMs::saturating(host.clock), 0).expires_early;
+        let waited = passed.iter().any(|passed| passed.waited);
         let mut count = |host: &Host, units: u64, forced| {
             let at = host.limiter.newest_in(quotas).get().max(host.clock);
-            passed.push(Passed { true_ms, at, units, forced, is_held: true });
+            passed.push(Passed { true_ms, at, units, forced, waited: false, moves: host.moves });
+        };
+        let act = match *act {
+            Act::Within(units, _) if *algorithm != Algorithm::Bucket => &Act::Take(units),
+            _ => act,
         };
         match act {
             Act::Take(units) => {
@@ -181,9 +193,31 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 }
             }
             Act::Partial(units) => {
-                let taken = host.take(quotas, *units, Mode::Partial, None).partial.expect("PARTIAL").taken;
+                let taken = host.take(quotas, *units, Mode::Partial, None).counted.expect("PARTIAL").units;
                 if taken.get() > 0 {
                     count(&host, taken.taken(), false);
+                }
+            }
+            Act::Within(units, ms) => {
+                let within = Mode::Within(WindowMs::new(*ms).expect("a wait"));
+                let taken = host.take(quotas, *units, within, None);
+                let (reply, counted) = (taken.reply(), taken.counted.expect("WITHIN"));
+                if reply.limited {
+                    // One millisecond less is not enough.
+                    if let Some(wait) = reply.retry_after_ms {
+                        let mut later = host.clone();
+                        later.set_clock(host.clock + wait - 1);
+                        prop_assert!(later.take(quotas, *units, within, None).verdict.limited);
+                        let mut later = host.clone();
+                        later.set_clock(host.clock + wait);
+                        prop_assert!(!later.take(quotas, *units, within, None).verdict.limited);
+                    }
+                } else {
+                    let wait = reply.retry_after_ms.unwrap_or(0);
+                    prop_assert!(wait <= *ms);
+                    let (units, at, waited) = (*units as u64, counted.at.get(), wait > 0);
+                    let true_ms = true_ms + wait;
+                    passed.push(Passed { true_ms, at, units, forced: false, waited, moves: host.moves });
                 }
             }
             Act::Force(units) => {
@@ -196,6 +230,12 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 }
             }
             Act::GiveBack(units) => {
+                let newest = passed.iter().rfind(|passed| passed.units > 0);
+                let units = match newest {
+                    Some(newest) if newest.waited => newest.units as i64,
+                    _ if waited => continue,
+                    _ => *units,
+                };
                 let mut back = host.take(quotas, -units, Mode::AllOrNothing, None).outcome.change.units;
                 for Passed { units, .. } in passed.iter_mut().rev() {
                     let less = back.min(*units);
@@ -203,33 +243,45 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                     back -= less;
                 }
             }
-            // A single time that is as of any of several windows ahead of the clock does not exist.
-            Act::Settle(units, of) if quotas.len() == 1 && passed.iter().any(|passed| passed.is_held) => {
-                let mut held: Vec<_> = passed.iter_mut().filter(|passed| passed.is_held).collect();
+            // Once somebody waits, only who was told to wait gives anything back: the whole request. Of several windows that may be
+            // ahead of the clock, no single time is as of all.
+            Act::Settle(units, of) => {
+                let held = passed.iter_mut().filter(|p| p.moves == host.moves && p.waited == waited);
+                let mut held: Vec<_> = held.collect();
+                if held.is_empty() || quotas.len() > 1 && !waited {
+                    continue;
+                }
                 let entry = of.index(held.len());
                 let entry = &mut held[entry];
-                let units = (*units).min(entry.units as i64);
+                let units = if waited { entry.units as i64 } else { (*units).min(entry.units as i64) };
                 let taken = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
-                entry.units -= taken.outcome.change.units;
+                let back = taken.outcome.change.units;
+                prop_assert!(back <= units as u64, "never more than named");
+                entry.units -= if waited { entry.units } else { back };
+                if waited {
+                    // One cancels while others stand behind: of several, a later one may be given back what they stand for.
+                    host.moves += 1;
+                }
             }
-            Act::Settle(..) => {}
         }
     }
+    let waited = passed.iter().any(|passed| passed.waited);
+    // In the order in which they are used.
+    passed.sort_by_key(|passed| passed.true_ms);
     for (quota, begun) in quotas.iter().zip(&begun) {
-        bounded(*algorithm, *quota, &passed, begun, was_far_ahead)?;
+        bounded(*algorithm, *quota, &passed, begun, u64::from(waited))?;
     }
     Ok(())
 }
 
 /// Checks what passed in every span. Of aligned windows, those that have `begun` in it let a limit pass each, beside the one
-/// that it begins in. A key far ahead of the clock expires one lifetime from then, and lets one more limit pass; a bucket not
-/// even that.
+/// that it begins in. Waits are in whole milliseconds, so a span of time may be `short_ms` longer than it looks.
 fn bounded(
     algorithm: Algorithm,
     quota: Quota,
     passed: &[Passed],
     begun: &[u64],
-    was_far_ahead: bool,
+    short_ms: u64,
 ) -> TestCaseResult {
     let (limit, window) = (quota.limit(), quota.window().get());
     for (i, first) in passed.iter().enumerate() {
@@ -238,12 +290,12 @@ fn bounded(
             units += last.units;
             let span = last.true_ms - first.true_ms;
             let most = match algorithm {
-                Algorithm::Bucket => limit + limit * span / window,
+                Algorithm::Bucket => limit + limit * (span + short_ms) / window,
                 _ if span >= window => break,
-                Algorithm::Log => limit * (1 + u64::from(was_far_ahead)),
+                Algorithm::Log => limit,
                 Algorithm::Fixed | Algorithm::Sliding => {
                     let begun = begun.iter().filter(|ms| (first.true_ms + 1..=last.true_ms).contains(ms));
-                    limit * (1 + begun.count() as u64 + u64::from(was_far_ahead))
+                    limit * (1 + begun.count() as u64)
                 }
             };
             prop_assert!(units <= most, "{} units, not {}, of {:?} in {} ms", units, most, quota, span);
@@ -253,7 +305,7 @@ fn bounded(
 }
 
 proptest! {
-    #![proptest_config(cases(3000))]
+    #![proptest_config(cases(4000))]
 
     #[test]
     fn nothing_passes_early_in_true_time_however_the_clock_steps_back(story in story()) {

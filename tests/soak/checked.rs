@@ -62,10 +62,11 @@ impl Account {
     fn apply(&mut self, key: &Key, effect: &str) {
         let Key { algorithm, quotas, .. } = key;
         match decode_effect(effect.as_bytes()).expect("an effect") {
-            Effect::Counted(Counted { units, at, .. }) => {
+            Effect::Counted(Counted { units, at, moved_back, .. }) => {
+                assert_eq!(moved_back, None, "no clock steps back");
                 let (units, at) = (units.get(), at.get());
                 assert!(!self.model.refuses(quotas, units, at), "over a limit: {effect}, {:?}", self.model);
-                self.model.record(quotas, units, at, true).expect("an effect changes something");
+                self.model.record(quotas, units, at, true, false).expect("an effect changes something");
                 self.taken += units.max(0);
                 self.latest = self.latest.max(at);
             }

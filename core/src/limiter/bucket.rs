@@ -2,15 +2,20 @@
 //!
 //! A bucket of `limit` units refills evenly, from empty to full in one window. What is missing from it is kept as a level
 //! in units times milliseconds, so that nothing is ever rounded: a unit is a window's length, and a millisecond refills
-//! `limit`. A limit of 53 bits times a window of 39 bits needs more than 64 bits, but nearly every level fits them, so only
+//! `limit`. A limit of 53 bits times a wait of 40 bits needs more than 64 bits, but nearly every level fits them, so only
 //! the others take divisions of 128 bits.
+//!
+//! The level of a bucket grows beyond its limit, by `FORCE`, or by `WITHIN`, which takes units ahead: then those who were told to
+//! wait use them later. Requests without it are refused meanwhile, so nobody overtakes.
 
 use std::ops::{Deref, DerefMut};
 
+use arrayvec::ArrayVec;
+
 use super::algorithm::WindowUsage;
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
-use super::lifetime::{Change, Lifetime, TimeSource};
-use super::quota::{MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
+use super::lifetime::{Change, MoveBack, TimeSource};
+use super::quota::{MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 
 /// The bucket of one window length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +26,8 @@ pub struct Bucket {
     pub last: UnixMs,
     /// Units in it when it is full.
     pub limit: u64,
-    /// What is missing from it at `last`, in units times milliseconds: `FORCE` leaves at most twice the limit missing.
+    /// What is missing from it at `last`, in units times milliseconds. `FORCE` leaves at most twice the limit missing, `WITHIN` at
+    /// most what refills within the window and the longest wait.
     pub level: u128,
 }
 
@@ -50,10 +56,14 @@ impl Bucket {
         Bucket { limit, level: times_ratio(self.level, limit, self.limit, u128::div_ceil), ..self }
     }
 
-    /// Units missing from it, rounded up.
+    /// Units missing from it, rounded up, and at most [`MAX_COUNT`].
     #[inline(always)]
     fn used(&self) -> u64 {
-        div_ceil(self.level, self.window.get())
+        match u64::try_from(self.level) {
+            // Spares nearly every request a 128-bit division, which takes much longer.
+            Ok(level) => level.div_ceil(self.window.get()),
+            Err(_) => self.level.div_ceil(self.level_of(1)).min(MAX_COUNT.into()) as u64,
+        }
     }
 
     /// Milliseconds from its own time until at most `most` units are missing.
@@ -61,8 +71,17 @@ impl Bucket {
     fn ms_until(&self, most: u64) -> u64 {
         match self.level.saturating_sub(self.level_of(most)) {
             0 => 0,
-            level => div_ceil(level, self.limit),
+            level => match u64::try_from(level) {
+                Ok(level) => level.div_ceil(self.limit),
+                Err(_) => level.div_ceil(self.limit.into()) as u64,
+            },
         }
+    }
+
+    /// The time at which the units that were counted last are there: its own time, unless more is missing than its limit.
+    #[inline(always)]
+    fn newest_units(&self) -> UnixMs {
+        self.last.plus_up_to_max(self.ms_until(self.limit))
     }
 
     #[inline(always)]
@@ -86,31 +105,44 @@ impl Bucket {
         self.full() > now
     }
 
-    /// Takes out `units`. Returns how many there were: it is emptied below zero by one more bucket at most.
+    /// Takes out `units`.
     #[inline(always)]
-    fn add(&mut self, units: u64) -> u64 {
-        let (level, most) = (self.level + self.level_of(units), self.level_of(2 * self.limit));
-        if level <= most {
-            self.level = level;
-            return units;
-        }
-        let added = div_ceil(most - self.level, self.window.get());
-        self.level = most;
-        added
+    fn add(&mut self, units: u64) {
+        self.level += self.level_of(units);
     }
 
-    /// Puts back `units` of a bucket of `limit`, or of its own limit if that is larger, which were taken at `as_of`. What has
-    /// refilled since may be what others took, so that is not put back. Returns how many of these units were missing.
-    fn refund(&mut self, units: u64, limit: u64, as_of: UnixMs) -> u64 {
+    /// Takes out `units`, but empties it below zero by one more bucket at most. Returns how many it took out.
+    #[cold]
+    fn add_to_floor(&mut self, units: u64) -> u64 {
+        let before = self.level;
+        let floor = self.level_of(2 * self.limit).max(before);
+        self.level = floor.min(before + self.level_of(units));
+        Bucket { level: self.level - before, ..*self }.used()
+    }
+
+    /// How much of `units` that were taken at `as_of` can be put back, in units of the larger limit times milliseconds. What has
+    /// refilled since, until the units that were counted last are there, may be what others took.
+    fn refundable(&self, Refund { units, as_of, .. }: Refund, limit: u64) -> u128 {
+        let since = u128::from(self.newest_units().since(as_of)) * u128::from(limit.max(self.limit));
+        self.level_of(units).saturating_sub(since)
+    }
+
+    /// Puts back what is [`refundable`](Self::refundable) under `limit`. Returns how many of these units were missing at `now`.
+    fn refund(&mut self, refundable: u128, limit: u64, now: UnixMs) -> u64 {
         let larger = limit.max(self.limit);
-        let level = times_ratio(self.level_of(units), self.limit, larger, |level, of| level / of);
-        let since = u128::from(self.last.since(as_of)) * u128::from(self.limit);
-        let back = level.saturating_sub(since);
-        let missing = Bucket { level: self.refilled(as_of).level.min(back), ..*self };
-        if missing.level > 0 {
-            self.level = self.level.saturating_sub(back);
-        }
+        let back = times_ratio(refundable, self.limit, larger, |level, of| level / of);
+        let missing = Bucket { level: self.refilled(now).level.min(back), ..*self };
+        self.level = self.level.saturating_sub(back);
         missing.with_limit(larger).used()
+    }
+
+    /// Moves a bucket that is ahead of the clock by more than its window and its lifetime. Returns whether it was.
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let moves = to.applies(self.last, self.window.get().max(self.ms_until(0)));
+        if moves {
+            self.last = to.clock;
+        }
+        moves
     }
 }
 
@@ -120,25 +152,23 @@ fn times_ratio(level: u128, by: u64, of: u64, divide: fn(u128, u128) -> u128) ->
     level / of * by + divide(level % of * by, of)
 }
 
-/// `ceil(level / by)`, which fits 64 bits.
-#[inline(always)]
-fn div_ceil(level: u128, by: u64) -> u64 {
-    match u64::try_from(level) {
-        // Spares nearly every request a 128-bit division, which takes much longer.
-        Ok(level) => level.div_ceil(by),
-        Err(_) => level.div_ceil(u128::from(by)) as u64,
-    }
-}
-
-/// A bucket in 32 bytes, whatever its figures.
+/// A bucket in 32 bytes, whatever its figures:
+///
+/// ```text
+/// 53 bits   its own time
+///  7        the upper bits of the window
+///  4        where the time that set the key's expiry came from
+/// 64        the limit
+/// 64        the lower bits of the level
+/// 32        the upper bits of the level
+/// 32        the lower bits of the window; 0 if there is no bucket
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedBucket {
-    /// From bit 53 on the upper seven bits of the window, from bit 60 on the source.
     last: u64,
     limit: u64,
     level: u64,
     level_upper: u32,
-    /// 0 if it is empty.
     window: u32,
 }
 
@@ -209,11 +239,16 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
-            && (1..=bucket.level_of(2 * bucket.limit)).contains(&bucket.level)
+            && (1..=u128::from(bucket.limit) * most_ms(bucket.window)).contains(&bucket.level)
     };
     let sorted = buckets.is_sorted_by(|a, b| a.window < b.window);
     let valid = (1..=MAX_TIERS).contains(&buckets.len()) && sorted && buckets.iter().all(is_valid);
-    valid.then(|| packed(buckets, TimeSource::Loaded))
+    valid.then(|| packed(buckets, TimeSource::Unknown))
+}
+
+/// The longest time in which a bucket refills: its window, after the longest wait.
+fn most_ms(window: WindowMs) -> u128 {
+    u128::from(window.get() + WindowMs::MAX.get())
 }
 
 fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
@@ -278,8 +313,13 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
         named.map(|bucket| bucket.last).max().unwrap_or_default()
     }
 
+    fn newest_units_in(&self, quotas: &[Quota]) -> UnixMs {
+        let named = quotas.iter().filter_map(|quota| self.find(quota.window()));
+        named.map(|bucket| bucket.newest_units()).max().unwrap_or_default()
+    }
+
     fn source(&self) -> TimeSource {
-        self.0.slots().first().map_or(TimeSource::Loaded, PackedBucket::source)
+        self.0.slots().first().map_or(TimeSource::Unknown, PackedBucket::source)
     }
 
     fn is_empty(&self) -> bool {
@@ -287,13 +327,8 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     }
 
     /// The lifetime of the bucket that is full last.
-    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let lifetime = |bucket: Bucket| {
-            let rounded = bucket.ends();
-            let most_ms = rounded.since(bucket.last) + slack_ms;
-            Lifetime::ending(bucket.last, bucket.full(), rounded, now, most_ms)
-        };
-        self.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
+    fn lifetime_ms(&self, now: UnixMs) -> u64 {
+        self.iter().map(|bucket| bucket.ends().since(now)).max().unwrap_or(0)
     }
 
     /// Buckets are kept until they are full.
@@ -318,16 +353,13 @@ impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
         self.0.slots_mut().iter_mut().for_each(|slot| slot.set_source(source));
     }
 
-    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved. If the key
-    /// may expire early, each unit may move it, whatever step of an eighth the bucket is full in.
+    /// Replaces the bucket of the same window, or inserts `bucket`. Returns whether the end of what counts moved.
     #[inline(always)]
     fn put(&mut self, bucket: &Bucket, now: UnixMs) -> bool {
         for slot in self.0.slots_mut() {
             if let Some(old) = slot.if_window(bucket.window) {
-                let source = slot.source();
-                *slot = PackedBucket::pack(bucket, source);
-                let may_expire_early = bucket.last > now || source == TimeSource::SteppedBack;
-                return may_expire_early || old.ends() != bucket.ends();
+                *slot = PackedBucket::pack(bucket, slot.source());
+                return old.ends() != bucket.ends();
             }
         }
         self.insert(bucket, now);
@@ -354,16 +386,35 @@ impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
 }
 
 impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let mut buckets: Vec<Bucket> = self.iter().collect();
+        let mut moved = false;
+        for bucket in &mut buckets {
+            moved |= bucket.move_back(to);
+        }
+        if moved {
+            self.replace(&buckets);
+        }
+        moved
+    }
+
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Bucket>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();
         for tier in tiers.iter_mut().filter(|tier| tier.quota.limit() > 0) {
             let Usage { used, place: bucket } = &mut tier.usage;
-            let units = bucket.add(units);
-            if units > 0 {
+            let mut added = units;
+            if tier.refuses {
+                let whole = bucket.level + bucket.level_of(units);
+                added = bucket.add_to_floor(units);
+                change.forgot |= bucket.level < whole;
+            } else {
+                bucket.add(units);
+            }
+            if added > 0 {
                 *used = bucket.used();
                 change.end_moved |= self.put(bucket, now);
-                change.units = change.units.max(units);
+                change.units = change.units.max(added);
             }
         }
         change
@@ -371,10 +422,20 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
-        for quota in quotas.iter().filter(|quota| quota.limit() > 0) {
-            if let Some(bucket) = left.iter_mut().find(|bucket| bucket.window == quota.window()) {
-                units = units.max(bucket.refund(refund.units, quota.limit(), refund.as_of));
-            }
+        let named = |window| quotas.iter().find(|quota| quota.limit() > 0 && quota.window() == window);
+        // Who stands behind is seen in the tiers that make them wait: no other gives back more than these.
+        let waits = |bucket: &Bucket| {
+            let limit = named(bucket.window).filter(|_| bucket.newest_units() > bucket.last)?.limit();
+            Some((bucket.refundable(refund, limit), bucket.level_of(1)))
+        };
+        let waiting: ArrayVec<(u128, u128), MAX_TIERS> = left.iter().filter_map(waits).collect();
+        for bucket in &mut left {
+            let Some(limit) = named(bucket.window).map(|quota| quota.limit()) else { continue };
+            let unit = bucket.level_of(1);
+            let as_in = |(level, of): &(u128, u128)| level / of * unit + level % of * unit / of;
+            let own = bucket.refundable(refund, limit);
+            let refundable = waiting.iter().map(as_in).min().map_or(own, |most| own.min(most));
+            units = units.max(bucket.refund(refundable, limit, refund.ended_by));
         }
         left.retain(|bucket| bucket.level > 0);
         let emptied = units > 0 && !left.iter().any(|bucket| bucket.is_live(refund.ended_by));

@@ -8,7 +8,7 @@ use std::{fmt, slice};
 use arrayvec::ArrayVec;
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::lifetime::{Change, Lifetime, Outcome, TimeSource};
+use super::lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
@@ -165,14 +165,19 @@ pub trait State {
     /// See [`Limiter::newest_in`](super::Limiter::newest_in).
     fn newest_in(&self, quotas: &[Quota]) -> UnixMs;
 
+    /// The same, but of units that were taken ahead the time at which they are there.
+    fn newest_units_in(&self, quotas: &[Quota]) -> UnixMs {
+        self.newest_in(quotas)
+    }
+
     /// Where the time that set the key's expiry came from.
     fn source(&self) -> TimeSource;
 
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
 
-    /// See [`Limiter::lifetime`](super::Limiter::lifetime).
-    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime;
+    /// See [`Limiter::lifetime_ms`](super::Limiter::lifetime_ms).
+    fn lifetime_ms(&self, now: UnixMs) -> u64;
 
     /// Whether units are kept for less time than the window of `quota`.
     fn retention_too_short_for(&self, quota: Quota) -> bool;
@@ -183,8 +188,11 @@ pub trait State {
 
 /// The state of one key, for changing.
 pub trait StateMut: State {
+    /// Moves what is too far ahead of the clock. Returns whether anything was.
+    fn move_back(&mut self, to: MoveBack) -> bool;
+
     /// Counts `units`, at least one, in all tiers, and updates them. Counts saturate at
-    /// [`MAX_COUNT`](super::MAX_COUNT).
+    /// [`MAX_COUNT`](super::MAX_COUNT), a bucket that refuses the units at its floor.
     fn add(&mut self, tiers: &mut [Tier<Self::Place>], units: u64, now: UnixMs) -> Change;
 
     /// Gives back as many of the units as still count in the windows of all quotas, the newest first. Changes nothing if
@@ -222,6 +230,15 @@ macro_rules! with_tiers {
     };
 }
 
+/// Where a request has found the key's own time.
+#[derive(Clone, Copy)]
+struct Found {
+    /// See [`Outcome::ahead`].
+    ahead: bool,
+    /// See [`Outcome::moved_back`].
+    moved_back: Option<MoveBack>,
+}
+
 /// What is asked of one key: to be decided by the same steps for every [`State`].
 #[derive(Clone, Copy)]
 pub struct Claim {
@@ -256,11 +273,40 @@ impl Claim {
         force: bool,
     ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
+        let found = self.find(state);
         Ok(with_tiers!(self, state, quotas, tiers => {
             let limited = any_refuses(tiers);
-            let outcome =
-                if force || !limited { self.commit(state, tiers) } else { self.outcome(state, tiers) };
+            let outcome = match force || !limited {
+                true => self.commit(state, tiers, found),
+                false => self.outcome(state, tiers, found),
+            };
             Decision { verdict: self.verdict(state, tiers, limited), outcome }
+        }))
+    }
+
+    /// WITHIN: decides, and commits the request if all tiers have its units within `most_ms`. Then the verdict tells how long
+    /// to wait for them; if limited, how long until the same request is allowed.
+    pub fn decide_and_commit_within<S: StateMut>(
+        &self,
+        state: &mut S,
+        quotas: &[Quota],
+        most_ms: u64,
+    ) -> Result<Decision, TakeError> {
+        self.check_windows_fit(state, quotas)?;
+        let found = self.move_back(state, MostAhead::Nothing);
+        Ok(with_tiers!(self, state, quotas, tiers => {
+            let wait = tiers.iter().map(|tier| self.retry_after(state, tier)).max().unwrap_or(Wait::Ms(0));
+            let limited = wait > Wait::Ms(most_ms);
+            tiers.iter_mut().for_each(|tier| tier.refuses = limited);
+            let outcome = match limited {
+                true => self.outcome(state, tiers, found),
+                false => self.commit(state, tiers, found),
+            };
+            let retry_after_ms = match wait.ms() {
+                Some(wait_ms) if limited => Some(wait_ms - most_ms),
+                wait_ms => wait_ms.filter(|wait_ms| *wait_ms > 0),
+            };
+            Decision { verdict: Verdict { retry_after_ms, ..self.verdict(state, tiers, limited) }, outcome }
         }))
     }
 
@@ -273,8 +319,12 @@ impl Claim {
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
+        let found = self.find(state);
         with_tiers!(self, state, quotas, tiers => {
-            let outcome = if counts { self.commit(state, tiers) } else { self.outcome(state, tiers) };
+            let outcome = match counts {
+                true => self.commit(state, tiers, found),
+                false => self.outcome(state, tiers, found),
+            };
             for tier in &*tiers {
                 let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
                 verdicts(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
@@ -283,11 +333,21 @@ impl Claim {
         })
     }
 
-    /// Commits without a verdict.
+    /// Commits without a verdict. A bucket is emptied to its floor only if `forgets`: see
+    /// [`Counted::forgets`](super::Counted::forgets).
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn record<S: StateMut>(&self, state: &mut S, quotas: &[Quota]) -> Result<Outcome, TakeError> {
+    pub fn record<S: StateMut>(
+        &self,
+        state: &mut S,
+        quotas: &[Quota],
+        forgets: bool,
+    ) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
-        Ok(with_tiers!(self, state, quotas, tiers => self.commit(state, tiers)))
+        let found = self.find(state);
+        Ok(with_tiers!(self, state, quotas, tiers => {
+            tiers.iter_mut().for_each(|tier| tier.refuses = forgets);
+            self.commit(state, tiers, found)
+        }))
     }
 
     /// Decides on a request that will not be committed.
@@ -296,8 +356,28 @@ impl Claim {
         self.check_windows_fit(state, quotas)?;
         Ok(with_tiers!(self, state, quotas, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
-            Decision { verdict, outcome: self.outcome(state, tiers) }
+            let found = Found { ahead: state.is_ahead_of(self.time.now()), moved_back: None };
+            Decision { verdict, outcome: self.outcome(state, tiers, found) }
         }))
+    }
+
+    /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    fn find<S: StateMut>(&self, state: &mut S) -> Found {
+        if state.is_ahead_of(self.time.now()) {
+            self.move_back(state, state.source().most_ahead())
+        } else {
+            Found { ahead: false, moved_back: None }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn move_back<S: StateMut>(&self, state: &mut S, most: MostAhead) -> Found {
+        let Time { clock, at } = self.time;
+        let to = MoveBack { clock, most };
+        let moved = at.is_none() && state.move_back(to);
+        Found { ahead: state.is_ahead_of(self.time.now()), moved_back: moved.then_some(to) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
@@ -309,23 +389,23 @@ impl Claim {
 
     /// Counts the units, or gives them back.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
         if self.cost.get() < 0 {
-            return self.refund(state, tiers);
+            return self.refund(state, tiers, found);
         }
         let mut change = Change::default();
         if self.cost.taken() > 0 {
             change = state.add(tiers, self.cost.taken(), self.time.now());
         }
-        Outcome { change, ..self.outcome(state, tiers) }
+        Outcome { change, ..self.outcome(state, tiers, found) }
     }
 
     #[cold]
     #[inline(never)]
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
         // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
-        let as_of = self.time.at.unwrap_or_else(|| state.newest_in(&quotas).max(self.time.clock));
+        let as_of = self.time.at.unwrap_or_else(|| state.newest_units_in(&quotas).max(self.time.clock));
         let units = self.cost.get().unsigned_abs();
         // The earlier of clock and AT: what has ended by then matters to neither.
         let ended_by = self.time.now().min(self.time.clock);
@@ -338,18 +418,19 @@ impl Claim {
             }
         }
         let change = Change { units, given_back: true, ..Change::default() };
-        Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
+        let found = Found { ahead: state.is_ahead_of(self.time.now()), ..found };
+        Outcome { change, as_of, emptied, ..self.outcome(state, tiers, found) }
     }
 
     /// The outcome of a request that changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
-        let as_of = self.time.now();
+    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], found: Found) -> Outcome {
         Outcome {
             change: Change::default(),
-            as_of,
+            as_of: self.time.now(),
             emptied: false,
-            ahead: state.is_ahead_of(as_of),
+            ahead: found.ahead,
+            moved_back: found.moved_back,
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
         }

@@ -2,7 +2,7 @@
 
 use super::algorithm::Algorithm;
 use super::decision::TakeError;
-use super::lifetime::{Outcome, TimeSource};
+use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
 use super::state::Limiter;
 
@@ -11,10 +11,26 @@ use super::state::Limiter;
 pub enum Effect {
     /// It counted units, or gave some back.
     Counted(Counted),
-    /// It changed nothing that counts, but the clock has stepped back so far that the key now expires at this time.
-    Moved(UnixMs),
+    /// It counted nothing, but moved the key in time.
+    Moved(Moved),
     /// It gave back the last unit that counted, so the key was deleted.
     Deleted,
+}
+
+impl Effect {
+    /// The key expires at another time, and nothing else.
+    pub fn expires_at(at: UnixMs) -> Effect {
+        Effect::Moved(Moved { back: None, expires: Some(at) })
+    }
+}
+
+/// What moved of a key in which nothing was counted: at least one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The key was moved back.
+    pub back: Option<MoveBack>,
+    /// The key expires at another time.
+    pub expires: Option<UnixMs>,
 }
 
 /// Units that were counted or given back.
@@ -29,8 +45,11 @@ pub struct Counted {
     /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
     /// [`Counted::quota`] and [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
-    /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
+    /// Whether `FORCE` counted more than is remembered: a log forgot its oldest entry meanwhile, since it held far more than the
+    /// limit, or a bucket was emptied to its floor.
     pub forgets: bool,
+    /// How the key was moved back before that.
+    pub moved_back: Option<MoveBack>,
     /// When the key expires from then on; `None` if that did not change.
     pub expires: Option<UnixMs>,
 }
@@ -52,6 +71,7 @@ impl Counted {
             at: outcome.as_of,
             quotas: quotas.iter().map(told).collect(),
             forgets,
+            moved_back: outcome.moved_back,
             expires: None,
         }
     }
@@ -84,15 +104,25 @@ impl Counted {
     /// Those of [`check`](Self::check). An error changes nothing.
     #[inline]
     pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, TakeError> {
-        let outcome = limiter.record(self.algorithm, &self.quotas, self.units, self.time())?;
+        if let Some(to) = self.moved_back {
+            self.check(limiter)?;
+            limiter.move_back(to);
+        }
+        let outcome =
+            limiter.record(self.algorithm, &self.quotas, self.units, self.forgets, self.time())?;
         let changed = outcome.changed();
-        limiter.set_source(TimeSource::Loaded);
-        let moved = match self.expires {
+        limiter.set_source(TimeSource::Unknown);
+        let expires = match self.expires {
             // The key was there when the request came, but is missing here. Without an expiry it would live forever.
-            None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime(self.at, 0).ms)),
+            None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime_ms(self.at))),
             told => told,
         };
-        Ok(Pending { changed, emptied: outcome.emptied, moved: moved.filter(|_| changed || !is_new) })
+        Ok(Pending {
+            changed,
+            emptied: outcome.emptied,
+            moved_back: self.moved_back.filter(|_| !is_new),
+            expires: expires.filter(|_| changed || !is_new),
+        })
     }
 }
 
@@ -103,14 +133,16 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
+    /// How the key was moved back. Nothing is to be done about that but to tell copies.
+    pub moved_back: Option<MoveBack>,
     /// When the key expires, if that changes.
-    pub moved: Option<UnixMs>,
+    pub expires: Option<UnixMs>,
 }
 
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed || self.moved.is_some()
+        self.changed || self.expires.is_some() || self.moved_back.is_some()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -121,10 +153,11 @@ impl Pending {
     /// What copies are told of it; `counted` is what was counted or given back.
     #[inline(always)]
     pub fn effect(&self, counted: impl FnOnce() -> Counted) -> Effect {
-        match self.moved {
-            _ if self.emptied => Effect::Deleted,
-            Some(moved) if !self.changed => Effect::Moved(moved),
-            expires => Effect::Counted(Counted { expires, ..counted() }),
+        let Pending { changed, emptied, moved_back: back, expires } = *self;
+        match (emptied, changed) {
+            (true, _) => Effect::Deleted,
+            (false, false) => Effect::Moved(Moved { back, expires }),
+            (false, true) => Effect::Counted(Counted { expires, ..counted() }),
         }
     }
 }

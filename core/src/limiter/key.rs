@@ -6,9 +6,9 @@
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, TakeError, Verdict};
-use super::effect::{Effect, Pending};
+use super::effect::{Effect, Moved, Pending};
 use super::lifetime::{Outcome, TimeSource};
-use super::quota::{Cost, Quota, Time, UnixMs};
+use super::quota::{Cost, Quota, Time, UnixMs, WindowMs};
 use super::state::Limiter;
 
 /// An open key.
@@ -59,6 +59,8 @@ pub enum Mode {
     Force,
     /// PARTIAL: it counts the units that fit.
     Partial,
+    /// WITHIN: of buckets it counts all of its units, if they are there within this time.
+    Within(WindowMs),
 }
 
 /// A request about one key.
@@ -85,8 +87,8 @@ pub struct Taken {
     pub outcome: Outcome,
     /// What is still to be done.
     pub pending: Pending,
-    /// What the reply to PARTIAL tells besides the verdict.
-    pub partial: Option<Partial>,
+    /// What the reply to PARTIAL and WITHIN tells besides the verdict.
+    pub counted: Option<CountedUnits>,
     longest_wait_ms: u64,
 }
 
@@ -98,12 +100,13 @@ impl Taken {
     }
 }
 
-/// The units that PARTIAL counted.
+/// The units that PARTIAL or WITHIN counted.
 #[derive(Clone, Copy, Debug)]
-pub struct Partial {
+pub struct CountedUnits {
     /// How many; negative if they were given back.
-    pub taken: Cost,
-    /// The time that they were counted at: for windows ahead of the clock, their own newest time.
+    pub units: Cost,
+    /// The time to give them back as of: at which they were counted, or are there after a wait. For windows ahead of the clock,
+    /// their own newest time.
     pub at: UnixMs,
 }
 
@@ -117,21 +120,28 @@ impl Take<'_> {
     pub fn run(&self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Taken, TakeError> {
         let Take { algorithm, quotas, cost, mode, time } = *self;
         let limiter = key.limiter_or(fresh, algorithm);
-        let Decision { verdict, outcome } = if mode == Mode::Partial {
-            limiter.take_what_fits(algorithm, quotas, cost, time)?
-        } else {
-            limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
+        let Decision { verdict, outcome } = match mode {
+            Mode::Partial => limiter.take_what_fits(algorithm, quotas, cost, time)?,
+            Mode::Within(most) if cost.taken() > 0 => {
+                limiter.take_within(quotas, cost, most.get(), time)?
+            }
+            Mode::AllOrNothing | Mode::Force | Mode::Within(_) => {
+                limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
+            }
         };
         let pending = pending(key, fresh.as_mut(), time, &outcome);
-        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.moved);
-        let partial = match mode {
+        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.expires);
+        let counted = match mode {
             Mode::AllOrNothing | Mode::Force => None,
-            Mode::Partial => Some(Partial {
-                taken: cost.at_most(outcome.change.units),
-                at: counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome),
-            }),
+            Mode::Partial | Mode::Within(_) => {
+                let mut at = counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome);
+                if let (false, Some(wait_ms)) = (verdict.limited, verdict.retry_after_ms) {
+                    at = at.max(time.now().plus_up_to_max(wait_ms));
+                }
+                Some(CountedUnits { units: cost.at_most(outcome.change.units), at })
+            }
         };
-        Ok(Taken { verdict, outcome, pending, partial, longest_wait_ms })
+        Ok(Taken { verdict, outcome, pending, counted, longest_wait_ms })
     }
 }
 
@@ -143,7 +153,14 @@ impl Take<'_> {
 #[inline]
 pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, TakeError> {
     let nothing = Limiter::new(Algorithm::Fixed);
-    let Decision { verdict, outcome } = key.limiter().unwrap_or(&nothing).peek(quotas, cost, time)?;
+    let limiter = key.limiter().unwrap_or(&nothing);
+    let Decision { verdict, outcome } = match time.at {
+        Some(_) => limiter.peek(quotas, cost, time)?,
+        None => {
+            let (limiter, clock) = limiter.as_moved_back(time.clock);
+            limiter.peek(quotas, cost, Time { clock, at: None })?
+        }
+    };
     Ok(verdict.within(longest_wait_ms(key, time, &outcome, None)))
 }
 
@@ -161,13 +178,16 @@ pub struct Info {
 /// Returns what RL.INFO shows of a key; `None` if it is empty.
 pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
     let limiter = key.limiter()?;
-    let may_expire_early = limiter.is_ahead_of(clock) || limiter.source() != TimeSource::Clock;
-    let longest_wait_ms = if may_expire_early { ms_until(key.expires_at(), clock) } else { u64::MAX };
-    let mut windows = limiter.windows(clock);
+    let longest_wait_ms = match limiter.source() {
+        TimeSource::Clock => u64::MAX,
+        TimeSource::At | TimeSource::Unknown => ms_until(key.expires_at(), clock),
+    };
+    let (limiter, now) = limiter.as_moved_back(clock);
+    let mut windows = limiter.windows(now);
     for window in &mut windows {
         window.reset_after_ms = window.reset_after_ms.min(longest_wait_ms);
     }
-    Some(Info { algorithm: limiter.algorithm(), windows, entries: limiter.entries(clock) })
+    Some(Info { algorithm: limiter.algorithm(), windows, entries: limiter.entries(now) })
 }
 
 /// Does to a key what a request did to the key of which it is a copy.
@@ -180,8 +200,16 @@ pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -
     let is_new = key.limiter().is_none();
     match effect {
         Effect::Counted(counted) => counted.apply(key.limiter_or(fresh, counted.algorithm), is_new),
-        Effect::Moved(at) => Ok(Pending { moved: (!is_new).then_some(*at), ..Pending::default() }),
-        Effect::Deleted => Ok(Pending { changed: !is_new, emptied: !is_new, moved: None }),
+        Effect::Moved(Moved { back, expires }) => Ok(match key.limiter_mut() {
+            Some(limiter) => {
+                if let Some(to) = back {
+                    limiter.move_back(*to);
+                }
+                Pending { moved_back: *back, expires: *expires, ..Pending::default() }
+            }
+            None => Pending::default(),
+        }),
+        Effect::Deleted => Ok(Pending { changed: !is_new, emptied: !is_new, ..Pending::default() }),
     }
 }
 
@@ -193,9 +221,13 @@ pub(super) fn pending(
     time: Time,
     outcome: &Outcome,
 ) -> Pending {
-    let (changed, emptied) = (outcome.changed(), outcome.emptied);
-    let may_move = !emptied && outcome.may_move_expiry(time);
-    Pending { changed, emptied, moved: if may_move { new_expiry(key, fresh, time, outcome) } else { None } }
+    let may_move = !outcome.emptied && outcome.may_move_expiry(time);
+    Pending {
+        changed: outcome.changed(),
+        emptied: outcome.emptied,
+        moved_back: outcome.moved_back,
+        expires: if may_move { new_expiry(key, fresh, time, outcome) } else { None },
+    }
 }
 
 /// The time that the expiry moves to; `None` if it does not.
@@ -209,12 +241,12 @@ fn new_expiry(
 ) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;
-    let expiry = outcome.expiry(time, current, |now, slack_ms| limiter.lifetime(now, slack_ms));
+    let expiry = outcome.expiry(time, current, limiter.lifetime_ms(time.now()));
     limiter.set_source(expiry.source);
     expiry.moves_to
 }
 
-/// See [`Partial::at`].
+/// The time that units were counted at: of windows ahead of the clock, their own newest time.
 #[inline(always)]
 pub(super) fn counted_at(
     limiter: Option<&Limiter>,
@@ -232,8 +264,8 @@ pub(super) fn counted_at(
 }
 
 /// An upper bound on every wait, in milliseconds: the key's time to live if it may expire before a wait is over,
-/// `u64::MAX` otherwise. A request with AT is not bounded, since its time is not that of the store's clock. If the expiry has
-/// `moved`, that is the new one.
+/// `u64::MAX` otherwise. A request with AT is not bounded, since its time is not that of the store's clock. If the
+/// expiry has `moved`, that is the new one.
 #[inline(always)]
 pub(super) fn longest_wait_ms(key: &impl Key, time: Time, outcome: &Outcome, moved: Option<UnixMs>) -> u64 {
     if time.at.is_none() && outcome.may_expire_early() {

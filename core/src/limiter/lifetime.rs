@@ -1,17 +1,25 @@
-//! What a request changed in a key, and when the key must expire: the whole rule, including clock steps and AT.
+//! What a request changed in a key, and when the key must expire.
 //!
-//! A key lives until nothing in it counts any more, so that a clock that steps back frees nothing early. The time to
-//! live is looked up only when a request may have to move it, and then only extended, with one exception: a key whose
-//! own time is ahead of the clock by more than its whole lifetime, after a large step back, would live too long. It
-//! expires one lifetime from now. Only what moves the end of what counts extends that: a unit taken from a bucket, but
-//! nothing in a window or a log, since their time stands still. Giving back extends nothing: its AT only tells which units.
+//! A key lives until nothing in it counts any more. Nearly every request leaves the expiry where it is, and does not look at it:
+//!
+//! | the request                                      | moves the expiry                            | source afterwards |
+//! |--------------------------------------------------|---------------------------------------------|-------------------|
+//! | counts by the clock, and the end moved           | to the end, if that is later                | `Clock`           |
+//! | counts by the clock, and the source is `Unknown` | to the end, if that is later                | `Clock`           |
+//! | the same, in a key that stays ahead of the clock | to the end, if that is later                | as it was         |
+//! | counts with AT                                   | to the end plus a minute, if that is later  | `At`              |
+//! | moves the key back, which is not ahead then      | to the end, also if that is earlier         | `Clock`           |
+//! | any other, and every one that gives units back   | never                                       | as it was         |
+//!
+//! The end is when nothing in the key counts any more. A key without an expiry, after PERSIST, gets one only when the end moves.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
 //! [`Counted::expires`](super::Counted::expires).
 
 use super::quota::{Time, UnixMs};
 
-/// Extra time to live of a key written with AT: event time may run slower than the server's clock.
+/// Extra time of a key written with AT, since event time may run slower than the server's clock: it lives longer, and may be
+/// further ahead of the clock.
 const EXTRA_WITH_AT_MS: u64 = 60_000;
 
 /// Where the time that set a key's expiry came from.
@@ -19,53 +27,63 @@ const EXTRA_WITH_AT_MS: u64 = 60_000;
 pub enum TimeSource {
     /// Unknown: the key was loaded, or changed by an effect, and may have any time to live.
     #[default]
-    Loaded,
-    /// The server's clock: the key lives no longer than it counts.
+    Unknown,
+    /// The server's clock: the key lives as long as it counts.
     Clock,
-    /// A caller's AT, or perhaps one: the key may live a minute longer.
-    Given,
-    /// The server's clock, far behind the key: the key may expire before a wait is over.
-    SteppedBack,
+    /// A caller's AT.
+    At,
 }
 
 impl TimeSource {
-    /// The source whose number the two lowest bits are.
-    #[inline(always)]
-    pub(super) fn from_bits(bits: u8) -> TimeSource {
-        const SOURCES: [TimeSource; 4] =
-            [TimeSource::Loaded, TimeSource::Clock, TimeSource::Given, TimeSource::SteppedBack];
-        SOURCES[usize::from(bits & 3)]
-    }
-}
-
-/// How long a key still counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Milliseconds, with the slack, and rounded up so that few requests move the expiry.
-    pub ms: u64,
-    /// Milliseconds after which nothing counts.
-    pub exact_ms: u64,
-    /// Whether it is cut short because the key is too far ahead of the clock.
-    pub expires_early: bool,
-}
-
-impl Lifetime {
-    pub(super) const NONE: Lifetime = Lifetime { ms: 0, exact_ms: 0, expires_early: false };
-
-    /// The lifetime from `now` of what was counted at `own` and counts until `ends`, which is rounded up to `rounded`.
-    /// `most_ms` is the longest time from `own` until then, plus the slack.
-    pub(super) fn ending(own: UnixMs, ends: UnixMs, rounded: UnixMs, now: UnixMs, most_ms: u64) -> Lifetime {
-        if own.since(now) > most_ms {
-            Lifetime { ms: most_ms, exact_ms: ends.since(own), expires_early: true }
-        } else {
-            Lifetime { ms: rounded.since(now), exact_ms: ends.since(now), expires_early: false }
+    /// How far ahead of the clock a key may be.
+    pub fn most_ahead(self) -> MostAhead {
+        match self {
+            TimeSource::At => MostAhead::WindowAndMinute,
+            TimeSource::Clock | TimeSource::Unknown => MostAhead::Window,
         }
     }
 
-    /// The lifetime of a key in which two windows count for so long.
-    pub(super) fn of_both(self, other: Lifetime) -> Lifetime {
-        let longer = if self.ms > other.ms { self } else { other };
-        Lifetime { exact_ms: self.exact_ms.max(other.exact_ms), ..longer }
+    /// The source whose number the two lowest bits are.
+    #[inline(always)]
+    pub(super) fn from_bits(bits: u8) -> TimeSource {
+        match bits & 3 {
+            1 => TimeSource::Clock,
+            2 => TimeSource::At,
+            _ => TimeSource::Unknown,
+        }
+    }
+}
+
+/// Moves a key back that is too far ahead of the clock: after a large step back of the clock, no wait should last as long as the
+/// step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveBack {
+    /// The time of the clock.
+    pub clock: UnixMs,
+    /// How far ahead it may be.
+    pub most: MostAhead,
+}
+
+/// How far a key may be ahead of the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MostAhead {
+    /// As long as its units count.
+    Window,
+    /// A minute longer, since it was written with AT.
+    WindowAndMinute,
+    /// Not at all. Who takes units ahead is told to wait until they are there, and must not be told a time that moves afterwards.
+    Nothing,
+}
+
+impl MoveBack {
+    /// Whether a state whose own time is `own` is too far ahead. Its units count for `window_ms`.
+    pub(super) fn applies(self, own: UnixMs, window_ms: u64) -> bool {
+        let most_ms = match self.most {
+            MostAhead::Window => window_ms,
+            MostAhead::WindowAndMinute => window_ms + EXTRA_WITH_AT_MS,
+            MostAhead::Nothing => 0,
+        };
+        own.since(self.clock) > most_ms
     }
 }
 
@@ -78,7 +96,7 @@ pub struct Change {
     pub end_moved: bool,
     /// Whether the units were given back.
     pub given_back: bool,
-    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    /// Whether `FORCE` counted more than is remembered: see [`Counted::forgets`](super::Counted::forgets).
     pub forgot: bool,
 }
 
@@ -94,6 +112,8 @@ pub struct Outcome {
     pub emptied: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
+    /// How the key was moved back first, if it was too far ahead of the clock.
+    pub moved_back: Option<MoveBack>,
     /// Where the time that set the key's expiry came from, as it was before this request.
     pub source: TimeSource,
     /// Whether the key keeps its units for less time than a window of the request.
@@ -108,58 +128,36 @@ impl Outcome {
 
     /// Whether the key may expire, by the server's clock, before a wait in the reply is over.
     pub fn may_expire_early(&self) -> bool {
-        self.ahead | self.retention_too_short | (self.source != TimeSource::Clock)
+        self.retention_too_short | (self.source != TimeSource::Clock)
     }
 
     /// Whether the time to live must be looked up. It need not be for nearly every request.
     pub fn may_move_expiry(&self, time: Time) -> bool {
-        self.needs_end(time) || (self.ahead && time.at.is_none())
+        self.may_end_later(time) || self.moved_back.is_some()
     }
 
-    /// Whether the key must live until what was just counted ends.
-    fn needs_end(&self, time: Time) -> bool {
+    /// Whether the key may have to live longer, until what was just counted ends.
+    fn may_end_later(&self, time: Time) -> bool {
         let Change { end_moved, given_back, .. } = self.change;
-        let may_end_later = || time.at.is_some() || self.source == TimeSource::Loaded;
+        let may_end_later = || time.at.is_some() || self.source == TimeSource::Unknown;
         self.changed() && (end_moved || (may_end_later() && !given_back))
     }
 
-    /// Returns the key's new expiry, given the `current` one. `lifetime` maps a time and a slack in milliseconds
-    /// to how long the key still counts.
-    pub fn expiry(
-        &self,
-        time: Time,
-        current: Option<UnixMs>,
-        lifetime: impl Fn(UnixMs, u64) -> Lifetime,
-    ) -> Expiry {
-        let (lifetime, extra_ms) = match time.at {
-            Some(at) => (lifetime(at, 0), EXTRA_WITH_AT_MS),
-            None if matches!(self.source, TimeSource::Clock | TimeSource::SteppedBack) => {
-                (lifetime(time.clock, 0), 0)
-            }
-            // A key that was written with AT may be ahead by the extra time too.
-            None => (lifetime(time.clock, EXTRA_WITH_AT_MS), 0),
-        };
-        let early = lifetime.expires_early && time.at.is_none();
-        let after = |ms| time.clock.plus_up_to_max(ms + extra_ms);
-        let end = after(lifetime.ms);
+    /// Returns the key's new expiry, given the `current` one, and for how many milliseconds the key counts from the request's time.
+    pub fn expiry(&self, time: Time, current: Option<UnixMs>, lifetime_ms: u64) -> Expiry {
+        let extra_ms = if time.at.is_some() { EXTRA_WITH_AT_MS } else { 0 };
+        let end = time.clock.plus_up_to_max(lifetime_ms + extra_ms);
+        let may_end_later = self.may_end_later(time);
         let moves = match current {
-            Some(current) if early => {
-                end < current || (self.needs_end(time) && after(lifetime.exact_ms) > current)
-            }
-            Some(current) => self.needs_end(time) && end > current,
-            // After PERSIST the key has no expiry, and gets one only when the end of what counts moves.
+            Some(current) if self.moved_back.is_some() => end != current,
+            Some(current) => may_end_later && end > current,
             None => self.changed() && self.change.end_moved,
         };
         let source = match time.at {
-            _ if early => match self.source {
-                TimeSource::Clock => TimeSource::SteppedBack,
-                TimeSource::Loaded if self.needs_end(time) => TimeSource::Given,
-                known => known,
-            },
-            _ if !self.needs_end(time) => self.source,
-            Some(_) => TimeSource::Given,
             None if self.ahead => self.source,
-            None => TimeSource::Clock,
+            None if may_end_later || self.moved_back.is_some() => TimeSource::Clock,
+            Some(_) if may_end_later => TimeSource::At,
+            _ => self.source,
         };
         Expiry { moves_to: moves.then_some(end), source }
     }

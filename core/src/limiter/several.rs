@@ -237,7 +237,7 @@ fn commit_key_if<N, K: Key>(
     what.outcome = limiter.commit_if(quotas, what.cost, counts, time, verdicts);
     let at = key::counted_at(Some(limiter), quotas, what.cost, time, &what.outcome);
     *pending = key::pending(key, fresh.as_mut(), time, &what.outcome);
-    (key::longest_wait_ms(key, time, &what.outcome, pending.moved), at)
+    (key::longest_wait_ms(key, time, &what.outcome, pending.expires), at)
 }
 
 /// Returns what copies are told of the key that has this first row.

@@ -1,12 +1,13 @@
 //! The state of a key: decide, then commit.
 
+use std::borrow::Cow;
 use std::slice;
 
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
-use super::decision::{Claim, Decision, RowVerdict, State, TakeError};
-use super::lifetime::{Lifetime, Outcome, TimeSource};
+use super::decision::{Claim, Decision, RowVerdict, State, StateMut, TakeError};
+use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
@@ -310,14 +311,38 @@ impl Limiter {
             // A peek at no units is allowed, so it tells what remains in the tier that has least: fewer than the cost.
             let part = cost.at_most(self.peek(quotas, Cost::ZERO, time)?.verdict.remaining);
             if part != Cost::ZERO {
-                decision.outcome = self.decide_and_commit(algorithm, quotas, part, false, time)?.outcome;
+                let moved_back = decision.outcome.moved_back;
+                let Decision { outcome, .. } = self.decide_and_commit(algorithm, quotas, part, false, time)?;
+                decision.outcome = Outcome { moved_back, ..outcome };
             }
             decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;
         }
         Ok(decision)
     }
 
-    /// Counts the units, or gives them back, without a verdict.
+    /// Takes units of buckets ahead, if they are there within so many milliseconds. The verdict tells how long to wait for them.
+    ///
+    /// # Errors
+    ///
+    /// The key is counted by another algorithm than RL.BUCKET, or cannot hold the windows. An error changes nothing.
+    pub fn take_within(
+        &mut self,
+        quotas: &[Quota],
+        cost: Cost,
+        most_ms: u64,
+        time: Time,
+    ) -> Result<Decision, TakeError> {
+        match self {
+            any_buckets!() => {
+                Claim { cost, time }.decide_and_commit_within(&mut Buckets(self), quotas, most_ms)
+            }
+            Limiter::Counters(_) | Limiter::Large(_) | any_short!() => {
+                Err(TakeError::OtherAlgorithm(self.algorithm()))
+            }
+        }
+    }
+
+    /// Counts the units, or gives them back, without a verdict. `forgets`: see [`Counted::forgets`](super::Counted::forgets).
     ///
     /// # Errors
     ///
@@ -328,11 +353,35 @@ impl Limiter {
         algorithm: Algorithm,
         quotas: &[Quota],
         cost: Cost,
+        forgets: bool,
         time: Time,
     ) -> Result<Outcome, TakeError> {
         self.check_algorithm(algorithm)?;
         self.make_room(quotas, cost, time);
-        change!(self, state => Claim { cost, time }.record(state, quotas))
+        change!(self, state => Claim { cost, time }.record(state, quotas, forgets))
+    }
+
+    /// Moves what is too far ahead of the clock. Returns whether anything was.
+    pub fn move_back(&mut self, to: MoveBack) -> bool {
+        change!(self, state => state.move_back(to))
+    }
+
+    /// The limiter as a request without AT would move it back, and the time to read it at. A log is not copied: all its times
+    /// keep their distance, so a later time reads the same of it.
+    pub fn as_moved_back(&self, clock: UnixMs) -> (Cow<'_, Limiter>, UnixMs) {
+        if !self.is_ahead_of(clock) {
+            return (Cow::Borrowed(self), clock);
+        }
+        let to = MoveBack { clock, most: self.source().most_ahead() };
+        match self.form() {
+            Form::Short(short) => (Cow::Borrowed(self), clock + short.ms_to_move_back(to)),
+            Form::Large(large) => (Cow::Borrowed(self), clock + large.ms_to_move_back(to)),
+            Form::Counters(_) | Form::Buckets(_) => {
+                let mut moved = self.clone();
+                moved.move_back(to);
+                (Cow::Owned(moved), clock)
+            }
+        }
     }
 
     /// Decides on a request that will not be counted, by the limiter's own algorithm.
@@ -384,13 +433,10 @@ impl Limiter {
         read!(self, state => state.is_empty())
     }
 
-    /// How long from `now` it can affect a decision: exact for counters, rounded up by at most an eighth of the
-    /// longest window for a log, of its window for a bucket.
-    ///
-    /// Normally it ends when the last unit stops counting. A limiter ahead of `now` by more than its
-    /// longest possible lifetime plus `slack_ms` ends earlier.
-    pub fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        read!(self, state => state.lifetime(now, slack_ms))
+    /// How long from `now` it can affect a decision, in milliseconds: exact for counters, rounded up by at most an eighth of the
+    /// longest window for a log, of its window for a bucket, so that few requests move the key's expiry.
+    pub fn lifetime_ms(&self, now: UnixMs) -> u64 {
+        read!(self, state => state.lifetime_ms(now))
     }
 
     /// Where the time that set the key's expiry came from.

@@ -187,12 +187,12 @@ impl Table {
         if pending.emptied {
             self.remove(name);
         } else if let Some(limiter) = fresh.filter(|_| pending.changed) {
-            self.insert(name, limiter, pending.moved.unwrap_or(UnixMs::MAX));
-        } else if let Some(moved) = pending.moved
+            self.insert(name, limiter, pending.expires.unwrap_or(UnixMs::MAX));
+        } else if let Some(expires_at) = pending.expires
             && let Some(index) = self.find(name)
         {
             let slot = &mut self.slots[index as usize];
-            slot.held.expires_at = moved;
+            slot.held.expires_at = expires_at;
             let rank = slot.rank;
             self.settle(rank as usize);
         }

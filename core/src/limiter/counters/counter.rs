@@ -4,6 +4,7 @@
 //! overlap with a window that ends now: `current + floor(previous * (window - elapsed) / window)`. Everything is
 //! exact: a count of 63 bits times a window of 39 bits fits in 128 bits.
 
+use super::super::lifetime::MoveBack;
 use super::super::quota::{MAX_COUNT, UnixMs, WindowMs};
 
 /// How a counter is read: an [`Algorithm`](crate::limiter::Algorithm) with aligned windows.
@@ -13,16 +14,6 @@ pub enum Method {
     Fixed,
     /// RL.SLIDING: those, and a share of the units of the window before.
     Sliding,
-}
-
-impl Method {
-    /// The number of windows for which a unit can count.
-    pub fn windows(self) -> u64 {
-        match self {
-            Method::Fixed => 1,
-            Method::Sliding => 2,
-        }
-    }
 }
 
 /// The counter of one window length.
@@ -104,6 +95,16 @@ impl Counter {
             Method::Sliding if self.current > 0 => self.end() + self.window,
             Method::Fixed | Method::Sliding => self.end(),
         }
+    }
+
+    /// Puts a counter that is too far ahead of the clock into the window after the present one, which may end at once. Returns
+    /// whether it was.
+    pub fn move_back(&mut self, to: MoveBack) -> bool {
+        let moves = to.applies(self.start(), self.window.get());
+        if moves {
+            self.number = to.clock.window_number(self.window) + 1;
+        }
+        moves
     }
 
     /// Adds `units` to the current window, up to [`MAX_COUNT`]. Returns how many were added.

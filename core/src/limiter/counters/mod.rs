@@ -9,7 +9,7 @@ pub use counter::{Counter, Method};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
-use super::lifetime::{Change, Lifetime, TimeSource};
+use super::lifetime::{Change, MoveBack, TimeSource};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use packed::PackedCounter;
 
@@ -112,7 +112,7 @@ impl Counters {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
             Store::Many(many) => many.source,
-            Store::None(_) => TimeSource::Loaded,
+            Store::None(_) => TimeSource::Unknown,
         }
     }
 
@@ -283,13 +283,8 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     }
 
     /// The lifetime of the counter that counts longest.
-    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let method = self.method;
-        let lifetime = |counter: Counter| {
-            let (ends, most_ms) = (counter.ends(method), method.windows() * counter.window.get() + slack_ms);
-            Lifetime::ending(counter.start(), ends, ends, now, most_ms)
-        };
-        self.counters.iter().map(lifetime).fold(Lifetime::NONE, Lifetime::of_both)
+    fn lifetime_ms(&self, now: UnixMs) -> u64 {
+        self.counters.iter().map(|counter| counter.ends(self.method).since(now)).max().unwrap_or(0)
     }
 
     /// Counters live exactly as long as they count.
@@ -315,6 +310,18 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
 }
 
 impl StateMut for ByMethod<&mut Counters> {
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let mut counters: Vec<Counter> = self.counters.iter().collect();
+        let mut moved = false;
+        for counter in &mut counters {
+            moved |= counter.move_back(to);
+        }
+        if moved {
+            self.counters.replace(counters);
+        }
+        moved
+    }
+
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Counter>], units: u64, now: UnixMs) -> Change {
         let mut change = Change::default();

@@ -2,7 +2,7 @@
 
 use super::super::algorithm::Mover;
 use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
-use super::super::lifetime::{Change, TimeSource};
+use super::super::lifetime::{Change, MoveBack, TimeSource};
 use super::super::quota::{MAX_COUNT, Quota, UnixMs, WindowMs};
 use super::entry::{Cursor, Entry, Mark};
 use super::run::Run;
@@ -137,6 +137,15 @@ impl EntriesMut for Large {
 }
 
 impl StateMut for Large {
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let by_ms = self.ms_to_move_back(to);
+        if by_ms > 0 {
+            self.starts.clear();
+            self.run.move_back(by_ms);
+        }
+        by_ms > 0
+    }
+
     fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
         let as_of = now.max(self.newest());
         let longest = longest(tiers);

@@ -14,7 +14,7 @@ pub use entry::{Cursor, Entry};
 
 use super::algorithm::WindowUsage;
 use super::decision::{Refund, Refunded, State, Tier, Usage};
-use super::lifetime::{Lifetime, TimeSource};
+use super::lifetime::{MoveBack, TimeSource};
 use super::quota::{Quota, UnixMs, WindowMs};
 use entry::Mark;
 
@@ -67,6 +67,17 @@ pub trait Entries {
     fn count(&self, now: UnixMs) -> u64 {
         let Some(retention) = self.retention() else { return 0 };
         self.entries_after(&self.in_window(retention, now).place.mark)
+    }
+
+    /// Milliseconds by which a log that is too far ahead of the clock is moved back, so that its newest entry is as of the clock;
+    /// 0 if it is not. No entry is moved before 1970.
+    fn ms_to_move_back(&self, to: MoveBack) -> u64 {
+        match (self.retention(), self.iter().next()) {
+            (Some(retention), Some(oldest)) if to.applies(self.newest(), retention.get()) => {
+                self.newest().since(to.clock).min(oldest.at.get())
+            }
+            _ => 0,
+        }
     }
 
     /// The longest window so far, that of `quotas` included.
@@ -147,11 +158,9 @@ impl<L: Entries> State for L {
 
     /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
     /// of an eighth of the window, so that it moves eight times a window, not at every request.
-    fn lifetime(&self, now: UnixMs, slack_ms: u64) -> Lifetime {
-        let Some(retention) = self.retention().filter(|_| !self.is_empty()) else { return Lifetime::NONE };
-        let newest = self.newest();
-        let rounded = rounded_end(newest, retention);
-        Lifetime::ending(newest, newest + retention, rounded, now, rounded.since(newest) + slack_ms)
+    fn lifetime_ms(&self, now: UnixMs) -> u64 {
+        let retention = self.retention().filter(|_| !self.is_empty());
+        retention.map_or(0, |retention| rounded_end(self.newest(), retention).since(now))
     }
 
     fn retention_too_short_for(&self, quota: Quota) -> bool {
@@ -168,7 +177,7 @@ impl<L: Entries> State for L {
     }
 }
 
-/// When nothing counts any more, rounded up as in [`Limiter::lifetime`](super::Limiter::lifetime).
+/// When nothing counts any more, rounded up as in [`Limiter::lifetime_ms`](super::Limiter::lifetime_ms).
 fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }

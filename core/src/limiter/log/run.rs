@@ -248,6 +248,15 @@ impl Run {
         self.look_up_oldest();
     }
 
+    /// Moves all entries to an earlier time, by at most the time of the oldest.
+    pub fn move_back(&mut self, by_ms: u64) {
+        let marks = self.blocks.iter_mut().map(|block| &mut block.before);
+        for mark in marks.chain([&mut self.front.mark, &mut self.end]) {
+            mark.at_ms = mark.at_ms.wrapping_sub(by_ms);
+        }
+        self.oldest_at_ms = self.oldest_at_ms.wrapping_sub(by_ms);
+    }
+
     fn measure_newest(&mut self) {
         let Some(last) = self.blocks.back() else { return };
         // The first block may begin with bytes of dropped entries, which can be decoded too.

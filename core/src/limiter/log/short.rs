@@ -24,7 +24,7 @@
 use std::ops::Deref;
 
 use super::super::decision::{Refund, Refunded, StateMut, Tier, Usage};
-use super::super::lifetime::{Change, TimeSource};
+use super::super::lifetime::{Change, MoveBack, TimeSource};
 use super::super::quota::{Quota, UnixMs, WindowMs};
 use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, Mark};
 use super::large::Large;
@@ -306,6 +306,13 @@ fn drop_before(holder: &mut impl LogHolder, offset: usize, at_ms: u64, units: u6
 }
 
 impl<H: LogHolder> StateMut for Short<&mut H> {
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let by_ms = self.ms_to_move_back(to);
+        self.head.newest = UnixMs::saturating(self.head.newest.get() - by_ms);
+        self.head.write(self.holder.bytes_mut());
+        by_ms > 0
+    }
+
     /// The units must fit: see [`Short::make_room`].
     #[inline(always)]
     fn add(&mut self, tiers: &mut [Tier<Cursor>], units: u64, now: UnixMs) -> Change {
