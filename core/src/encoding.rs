@@ -9,7 +9,7 @@
 //! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
-//! 4 bucket   for each bucket: window in ms, time, limit, level / limit, level % limit
+//! 4 bucket   for each bucket: window in ms, time, twice the limit and 1 if somebody waits, level / limit, level % limit
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
@@ -29,8 +29,8 @@ use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack, Moved,
-    Quota, QuotaList, TimeSource, UnixMs, WindowMs, digits, leading_integer,
+    Algorithm, Bucket, Cost, Counted, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack,
+    Moved, Quota, QuotaList, TimeSource, UnixMs, WindowMs, digits, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -117,7 +117,7 @@ pub const fn spent(algorithm: Algorithm) -> &'static [u8] {
         Algorithm::Fixed => &[VERSION, FIXED, 1, 0, 1],
         Algorithm::Sliding => &[VERSION, SLIDING, 1, 0, 1, 0],
         Algorithm::Log => &[VERSION, LOG, 1, 0, 1],
-        Algorithm::Bucket => &[VERSION, BUCKET, 1, 0, 1, 1, 0],
+        Algorithm::Bucket => &[VERSION, BUCKET, 1, 0, 2, 1, 0],
     }
 }
 
@@ -191,10 +191,10 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
 }
 
 fn encode_bucket(out: &mut Vec<u8>, bucket: &Bucket) {
-    let Bucket { window, last, limit, level } = *bucket;
+    let Bucket { window, last, limit, level, awaited } = *bucket;
     // In this order all figures fit: a bucket of any limit is full within twice the longest window.
     let (ms, rest) = (level / u128::from(limit), level % u128::from(limit));
-    for figure in [window.get(), last.get(), limit, ms as u64, rest as u64] {
+    for figure in [window.get(), last.get(), 2 * limit + u64::from(awaited), ms as u64, rest as u64] {
         varint::put(out, figure);
     }
 }
@@ -205,11 +205,12 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
         let window = input.window()?;
         let last = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
         let (limit, ms, rest) = (input.integer()?, input.integer()?, input.integer()?);
+        let (limit, awaited) = (limit / 2, limit % 2 == 1);
         if limit > MAX_SAFE_INTEGER || rest >= limit {
             return Err(Invalid::OutOfRange);
         }
         let level = u128::from(ms) * u128::from(limit) + u128::from(rest);
-        buckets.try_push(Bucket { window, last, limit, level }).map_err(|_| Invalid::OutOfRange)?;
+        buckets.try_push(Bucket { window, last, limit, level, awaited }).map_err(|_| Invalid::OutOfRange)?;
     }
     Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)
 }
@@ -241,10 +242,10 @@ impl Input<'_> {
 /// L-5:1700000000000/1m/1h             RL.LOG gave back 5 units as of this time, in two windows
 /// L:1700000000000/1h/forget           RL.LOG counted a unit and forgot its oldest entry
 /// B5:1700000000000/100/1m             RL.BUCKET counted 5 units, with a limit of 100 in a window of a minute
-/// B5:1700000000000/5/1m/forget        RL.BUCKET counted 5 units, by which FORCE emptied the bucket to its floor
+/// B5:1700000000000/100/1m/ahead       RL.BUCKET counted 5 units WITHIN a time, and somebody waits for them
 /// F:1700000000000/10s<1700000000000   RL.FIXED first moved the key back, which was too far ahead of the clock at this time
 /// <1700000000000+1m>1700000010000     nothing was counted, but the key, which was written with AT, was moved back
-/// B:1700000000000/5/1m<=1700000000000 RL.BUCKET counted a unit WITHIN a time, and first moved back all that was ahead of the clock
+/// B:1700000000000/5/1m<=1700000000000 RL.BUCKET did so, and first moved back all that was ahead of the clock
 /// >1700000010000                      nothing was counted, but from then on the key expires at that time
 /// DEL                                 the key was deleted
 /// ```
@@ -260,6 +261,7 @@ const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * (17 + 15) + 7 + 20 + 
 const DELETED: &[u8] = b"DEL";
 const AT: &[u8] = b":";
 const FORGET: &[u8] = b"forget";
+const AHEAD: &[u8] = b"ahead";
 const MOVED_BACK: &[u8] = b"<";
 const ALL_MOVED_BACK: &[u8] = b"<=";
 const AND_MINUTE: &[u8] = b"+1m";
@@ -286,7 +288,7 @@ pub fn encode_effect(effect: &Effect) -> EffectWord {
 }
 
 fn put_counted(word: &mut EffectWord, counted: &Counted) {
-    let Counted { algorithm, units, at, quotas, forgets, moved_back, expires } = counted;
+    let Counted { algorithm, units, at, quotas, forgets, taken_ahead, moved_back, expires } = counted;
     word.push(letter(*algorithm));
     if *units != Cost::ONE {
         put(word, if units.get() < 0 { b"-" } else { b"" });
@@ -306,9 +308,11 @@ fn put_counted(word: &mut EffectWord, counted: &Counted) {
         put_integer(word, window_ms / unit_ms);
         put(word, name);
     }
-    if *forgets {
-        word.push(b'/');
-        put(word, FORGET);
+    for (name, is_so) in [(FORGET, forgets), (AHEAD, taken_ahead)] {
+        if *is_so {
+            word.push(b'/');
+            put(word, name);
+        }
     }
     put_moved(word, &Moved { back: *moved_back, expires: *expires });
 }
@@ -358,17 +362,22 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     };
     word = word.strip_prefix(AT)?;
     let at = UnixMs::new(take_integer(&mut word)?)?;
-    let (mut quotas, mut forgets) = (QuotaList::new(), false);
+    let (mut quotas, mut forgets, mut taken_ahead) = (QuotaList::new(), false, false);
     while let Some(rest) = word.strip_prefix(b"/") {
         word = rest;
-        if algorithm.forgets()
+        if algorithm == Algorithm::Log
             && units.taken() > 0
             && let Some(rest) = word.strip_prefix(FORGET)
         {
             (word, forgets) = (rest, true);
-            if !algorithm.counts_by_limit() {
-                quotas.iter_mut().for_each(|quota| *quota = Counted::quota(quota.window(), forgets));
-            }
+            quotas.iter_mut().for_each(|quota| *quota = Counted::quota(quota.window(), forgets));
+            break;
+        }
+        if algorithm == Algorithm::Bucket
+            && units.taken() > 0
+            && let Some(rest) = word.strip_prefix(AHEAD)
+        {
+            (word, taken_ahead) = (rest, true);
             break;
         }
         let quota = if algorithm.counts_by_limit() {
@@ -385,7 +394,16 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
     }
     let Moved { back: moved_back, expires } = parse_moved(word)?;
     let any = !quotas.is_empty();
-    any.then_some(Effect::Counted(Counted { algorithm, units, at, quotas, forgets, moved_back, expires }))
+    any.then_some(Effect::Counted(Counted {
+        algorithm,
+        units,
+        at,
+        quotas,
+        forgets,
+        taken_ahead,
+        moved_back,
+        expires,
+    }))
 }
 
 /// Takes units off the start of `word`: neither 0 nor 1, which are never written.

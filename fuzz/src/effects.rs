@@ -1,7 +1,7 @@
 //! Any words, one a line, are refused as effects or have exactly one form, and what they do to a key can be stored.
 
 use redis_rl_core::encoding::{decode, decode_effect, encode, encode_effect};
-use redis_rl_core::limiter::{Algorithm, Counted, Effect, Limiter, Time, UnixMs};
+use redis_rl_core::limiter::{Counted, Effect, Limiter, Time, UnixMs};
 
 /// Checks `lines`, the effects on one key.
 pub fn check(lines: &[u8]) {
@@ -34,9 +34,8 @@ fn count(key: Option<Limiter>, counted: &Counted) -> Option<Limiter> {
     };
     assert!(is_valid);
     assert!(!pending.changed || !is_new || pending.expires.is_some(), "every key that it creates expires");
-    // A bucket counts all units unless the effect says that FORCE emptied it to its floor; a log forgets none unless it says so.
-    let is_forced = counted.forgets == (counted.algorithm == Algorithm::Bucket);
-    if is_forced && counted.moved_back.is_none() && !pending.emptied {
+    let is_forced = !counted.forgets && !counted.taken_ahead && counted.moved_back.is_none();
+    if is_forced && !pending.emptied {
         // The same as a forced request.
         let time = Time { clock: UnixMs::default(), at: Some(counted.at) };
         let taken = forced.decide_and_commit(counted.algorithm, &counted.quotas, counted.units, true, time);

@@ -52,7 +52,11 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
 
 /// Stores a limiter in the empty key, which is to expire at `expires`.
 #[cold]
-fn create<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>, fresh: Limiter, expires: Option<UnixMs>) -> &'c mut Call<'a> {
+fn create<'c, 'a>(
+    key: OpenKey<'c, 'a, ToWrite>,
+    fresh: Limiter,
+    expires: Option<UnixMs>,
+) -> &'c mut Call<'a> {
     let name = key.name();
     // Other modules are told of the new key, and may change it: comparing its bytes shows that.
     let stored = if neighbors::is_alone() { None } else { Some(encoding::encode(&fresh)) };

@@ -97,6 +97,8 @@ struct Level {
     /// When it was counted in last, and with which limit.
     last: i128,
     limit: i128,
+    /// Whether somebody waits for what is missing beyond the limit.
+    awaited: bool,
 }
 
 impl Level {
@@ -108,7 +110,8 @@ impl Level {
 
     /// When the units that were counted last are there: once no more is missing than the limit.
     fn newest_units(&self, window: i128) -> i128 {
-        let wait = ceil((self.missing - self.limit * window).max(0), self.limit);
+        let beyond = if self.awaited { (self.missing - self.limit * window).max(0) } else { 0 };
+        let wait = ceil(beyond, self.limit);
         (self.last + wait).min(MAX_SAFE_INTEGER.into())
     }
 
@@ -131,7 +134,7 @@ fn share(figure: i128, by: i128, of: i128) -> i128 {
 impl Buckets {
     fn of(&self, quota: &Quota, now: i128) -> Level {
         let limit = i128::from(quota.limit());
-        let full = Level { missing: 0, last: now, limit };
+        let full = Level { missing: 0, last: now, limit, awaited: false };
         self.lengths.get(&window_of(quota)).map_or(full, |level| level.at(now).with_limit(limit))
     }
 
@@ -165,7 +168,10 @@ impl Buckets {
             let live: Vec<i128> = self.live(now).collect();
             self.lengths.retain(|window, _| live.contains(window));
         }
-        self.lengths.insert(window, Level { missing, ..level });
+        // FORCE makes nobody wait, but others may have been told to.
+        let full = level.limit * window;
+        let awaited = if force { level.awaited && level.missing > full } else { missing > full };
+        self.lengths.insert(window, Level { missing, awaited, ..level });
         ceil(missing - level.missing, window)
     }
 
@@ -187,9 +193,9 @@ impl Buckets {
         };
         let waiting: Vec<_> = quotas.iter().filter(waits).collect();
         let most = |quota: &Quota| {
-            let of_waiting = waiting.iter().map(|other| {
-                share(self.refundable(other, units, as_of), window_of(quota), window_of(other))
-            });
+            let of_waiting = waiting
+                .iter()
+                .map(|other| share(self.refundable(other, units, as_of), window_of(quota), window_of(other)));
             of_waiting.chain([self.refundable(quota, units, as_of)]).min().unwrap_or(0)
         };
         let each: Vec<_> = quotas.iter().map(|quota| (*quota, most(quota))).collect();
@@ -209,6 +215,7 @@ impl Buckets {
         let back = share(refundable, level.limit, larger);
         let missing = Level { missing: back.min(level.at(now).missing), ..*level };
         level.missing -= back;
+        level.awaited &= level.missing > level.limit * window;
         if level.missing <= 0 {
             self.lengths.remove(&window);
         }
@@ -399,7 +406,8 @@ impl Model {
     pub fn of_buckets(buckets: &[Bucket], search: Search) -> Model {
         let level = |bucket: &Bucket| {
             let missing = i128::try_from(bucket.level).expect("it has 93 bits");
-            let level = Level { missing, last: bucket.last.get().into(), limit: bucket.limit.into() };
+            let (last, limit) = (bucket.last.get().into(), bucket.limit.into());
+            let level = Level { missing, last, limit, awaited: bucket.awaited };
             (i128::from(bucket.window.get()), level)
         };
         let lengths = buckets.iter().map(level).collect();

@@ -3,9 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::{
-    Algorithm, Bucket, Cost, Limiter, MoveBack, Quota, Time, UnixMs, WindowMs,
-};
+use redis_rl_core::limiter::{Algorithm, Bucket, Cost, Limiter, MoveBack, Quota, Time, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, History, answer, quota};
 use crate::cases;
@@ -50,7 +48,8 @@ fn frees_no_more_than_it_names(history: &History, back: &Call) -> TestCaseResult
     }
     // The limit of a bucket stays, and its time.
     for bucket in after.buckets() {
-        let as_it_was = |old: &Bucket| Bucket { level: bucket.level, ..*old } == bucket;
+        let Bucket { level, awaited, .. } = bucket;
+        let as_it_was = |old: &Bucket| Bucket { level, awaited, ..*old } == bucket;
         prop_assert!(before.buckets().iter().any(as_it_was), "{:?}", bucket);
     }
     Ok(())
@@ -128,7 +127,8 @@ fn units_of_others_stay(algorithm: Algorithm, windows: &[WindowMs], steps: &[Ste
             // As of the time that the units were taken at, and decided now.
             let time = Time { clock: at, at: Some(UnixMs::saturating(call.now)) };
             let cost = Cost::new(call.cost).expect("a cost");
-            let outcome = shared.record(algorithm, &call.quotas, cost, false, time).expect("it is always allowed");
+            let outcome =
+                shared.record(algorithm, &call.quotas, cost, false, time).expect("it is always allowed");
             if outcome.emptied {
                 shared = Limiter::new(algorithm);
             }

@@ -48,14 +48,6 @@ impl Algorithm {
             Algorithm::Bucket => true,
         }
     }
-
-    /// Whether it remembers less than `FORCE` can count: see [`Counted::forgets`](super::Counted::forgets).
-    pub const fn forgets(self) -> bool {
-        match self {
-            Algorithm::Fixed | Algorithm::Sliding => false,
-            Algorithm::Log | Algorithm::Bucket => true,
-        }
-    }
 }
 
 /// One window of a limiter, as RL.INFO shows it.

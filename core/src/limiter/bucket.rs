@@ -29,6 +29,8 @@ pub struct Bucket {
     /// What is missing from it at `last`, in units times milliseconds. `FORCE` leaves at most twice the limit missing, `WITHIN` at
     /// most what refills within the window and the longest wait.
     pub level: u128,
+    /// Whether somebody was told to wait for units that are missing beyond the limit. Those that `FORCE` took are in use.
+    pub awaited: bool,
 }
 
 impl Bucket {
@@ -78,10 +80,10 @@ impl Bucket {
         }
     }
 
-    /// The time at which the units that were counted last are there: its own time, unless more is missing than its limit.
-    #[inline(always)]
+    /// The time at which the units that were counted last are there: its own time, unless somebody waits for them.
     fn newest_units(&self) -> UnixMs {
-        self.last.plus_up_to_max(self.ms_until(self.limit))
+        let wait_ms = if self.awaited { self.ms_until(self.limit) } else { 0 };
+        self.last.plus_up_to_max(wait_ms)
     }
 
     #[inline(always)]
@@ -105,10 +107,19 @@ impl Bucket {
         self.full() > now
     }
 
-    /// Takes out `units`.
+    /// Takes out `units`. If that is more than there are, who asked for them is told to wait, at most the longest wait.
     #[inline(always)]
     fn add(&mut self, units: u64) {
         self.level += self.level_of(units);
+        self.awaited = self.level > self.level_of(self.limit);
+        if self.awaited {
+            self.level = self.level.min(self.most_missing());
+        }
+    }
+
+    /// The highest level there can be: full after the longest wait and its window.
+    fn most_missing(&self) -> u128 {
+        u128::from(self.limit) * u128::from(self.window.get() + WindowMs::MAX.get())
     }
 
     /// Takes out `units`, but empties it below zero by one more bucket at most. Returns how many it took out.
@@ -117,6 +128,7 @@ impl Bucket {
         let before = self.level;
         let floor = self.level_of(2 * self.limit).max(before);
         self.level = floor.min(before + self.level_of(units));
+        self.awaited &= before > self.level_of(self.limit);
         Bucket { level: self.level - before, ..*self }.used()
     }
 
@@ -133,6 +145,7 @@ impl Bucket {
         let back = times_ratio(refundable, self.limit, larger, |level, of| level / of);
         let missing = Bucket { level: self.refilled(now).level.min(back), ..*self };
         self.level = self.level.saturating_sub(back);
+        self.awaited &= self.level > self.level_of(self.limit);
         missing.with_limit(larger).used()
     }
 
@@ -157,7 +170,8 @@ fn times_ratio(level: u128, by: u64, of: u64, divide: fn(u128, u128) -> u128) ->
 /// ```text
 /// 53 bits   its own time
 ///  7        the upper bits of the window
-///  4        where the time that set the key's expiry came from
+///  2        where the time that set the key's expiry came from
+///  2        1 if somebody waits
 /// 64        the limit
 /// 64        the lower bits of the level
 /// 32        the upper bits of the level
@@ -177,13 +191,15 @@ const _: () = assert!(WindowMs::MAX.get() >> 39 == 0);
 
 const WINDOW_SHIFT: u32 = 53;
 const SOURCE_SHIFT: u32 = 60;
+const AWAITED: u64 = 1 << 62;
 
 impl PackedBucket {
     #[inline(always)]
     fn pack(bucket: &Bucket, source: TimeSource) -> PackedBucket {
-        let Bucket { window, last, limit, level } = *bucket;
+        let Bucket { window, last, limit, level, awaited } = *bucket;
+        let upper = window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT;
         PackedBucket {
-            last: last.get() | window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT,
+            last: last.get() | upper | if awaited { AWAITED } else { 0 },
             limit,
             level: level as u64,
             level_upper: (level >> 64) as u32,
@@ -204,6 +220,7 @@ impl PackedBucket {
             last: UnixMs::saturating(self.last & MAX_SAFE_INTEGER),
             limit: self.limit,
             level: u128::from(self.level_upper) << 64 | u128::from(self.level),
+            awaited: self.last & AWAITED != 0,
         })
     }
 
@@ -239,16 +256,12 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
-            && (1..=u128::from(bucket.limit) * most_ms(bucket.window)).contains(&bucket.level)
+            && (1..=bucket.most_missing()).contains(&bucket.level)
+            && (!bucket.awaited || bucket.level > bucket.level_of(bucket.limit))
     };
     let sorted = buckets.is_sorted_by(|a, b| a.window < b.window);
     let valid = (1..=MAX_TIERS).contains(&buckets.len()) && sorted && buckets.iter().all(is_valid);
     valid.then(|| packed(buckets, TimeSource::Unknown))
-}
-
-/// The longest time in which a bucket refills: its window, after the longest wait.
-fn most_ms(window: WindowMs) -> u128 {
-    u128::from(window.get() + WindowMs::MAX.get())
 }
 
 fn packed(buckets: &[Bucket], source: TimeSource) -> Vec<PackedBucket> {
@@ -274,7 +287,7 @@ impl<H: Deref<Target: BucketHolder>> Buckets<H> {
         let (window, limit) = (quota.window(), quota.limit());
         match self.find(window) {
             Some(bucket) => bucket.refilled(now).with_limit(limit),
-            None => Bucket { window, last: now, limit, level: 0 },
+            None => Bucket { window, last: now, limit, level: 0, awaited: false },
         }
     }
 }
@@ -405,11 +418,10 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
             let Usage { used, place: bucket } = &mut tier.usage;
             let mut added = units;
             if tier.refuses {
-                let whole = bucket.level + bucket.level_of(units);
                 added = bucket.add_to_floor(units);
-                change.forgot |= bucket.level < whole;
             } else {
                 bucket.add(units);
+                change.taken_ahead |= bucket.awaited;
             }
             if added > 0 {
                 *used = bucket.used();

@@ -333,19 +333,18 @@ impl Claim {
         })
     }
 
-    /// Commits without a verdict. A bucket is emptied to its floor only if `forgets`: see
-    /// [`Counted::forgets`](super::Counted::forgets).
+    /// Commits without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn record<S: StateMut>(
         &self,
         state: &mut S,
         quotas: &[Quota],
-        forgets: bool,
+        ahead: bool,
     ) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
         let found = self.find(state);
         Ok(with_tiers!(self, state, quotas, tiers => {
-            tiers.iter_mut().for_each(|tier| tier.refuses = forgets);
+            tiers.iter_mut().for_each(|tier| tier.refuses &= !ahead);
             self.commit(state, tiers, found)
         }))
     }

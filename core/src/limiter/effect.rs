@@ -45,9 +45,10 @@ pub struct Counted {
     /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
     /// [`Counted::quota`] and [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
-    /// Whether `FORCE` counted more than is remembered: a log forgot its oldest entry meanwhile, since it held far more than the
-    /// limit, or a bucket was emptied to its floor.
+    /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgets: bool,
+    /// Whether the units were taken from a bucket ahead, so that somebody waits for them.
+    pub taken_ahead: bool,
     /// How the key was moved back before that.
     pub moved_back: Option<MoveBack>,
     /// When the key expires from then on; `None` if that did not change.
@@ -71,6 +72,7 @@ impl Counted {
             at: outcome.as_of,
             quotas: quotas.iter().map(told).collect(),
             forgets,
+            taken_ahead: outcome.change.taken_ahead,
             moved_back: outcome.moved_back,
             expires: None,
         }
@@ -109,7 +111,7 @@ impl Counted {
             limiter.move_back(to);
         }
         let outcome =
-            limiter.record(self.algorithm, &self.quotas, self.units, self.forgets, self.time())?;
+            limiter.record(self.algorithm, &self.quotas, self.units, self.taken_ahead, self.time())?;
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Unknown);
         let expires = match self.expires {

@@ -122,9 +122,7 @@ impl Take<'_> {
         let limiter = key.limiter_or(fresh, algorithm);
         let Decision { verdict, outcome } = match mode {
             Mode::Partial => limiter.take_what_fits(algorithm, quotas, cost, time)?,
-            Mode::Within(most) if cost.taken() > 0 => {
-                limiter.take_within(quotas, cost, most.get(), time)?
-            }
+            Mode::Within(most) if cost.taken() > 0 => limiter.take_within(quotas, cost, most.get(), time)?,
             Mode::AllOrNothing | Mode::Force | Mode::Within(_) => {
                 limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
             }

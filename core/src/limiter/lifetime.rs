@@ -96,8 +96,10 @@ pub struct Change {
     pub end_moved: bool,
     /// Whether the units were given back.
     pub given_back: bool,
-    /// Whether `FORCE` counted more than is remembered: see [`Counted::forgets`](super::Counted::forgets).
+    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
     pub forgot: bool,
+    /// Whether somebody waits for the units: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
+    pub taken_ahead: bool,
 }
 
 /// What a request changed, apart from its reply.

@@ -312,7 +312,8 @@ impl Limiter {
             let part = cost.at_most(self.peek(quotas, Cost::ZERO, time)?.verdict.remaining);
             if part != Cost::ZERO {
                 let moved_back = decision.outcome.moved_back;
-                let Decision { outcome, .. } = self.decide_and_commit(algorithm, quotas, part, false, time)?;
+                let Decision { outcome, .. } =
+                    self.decide_and_commit(algorithm, quotas, part, false, time)?;
                 decision.outcome = Outcome { moved_back, ..outcome };
             }
             decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;
@@ -342,7 +343,7 @@ impl Limiter {
         }
     }
 
-    /// Counts the units, or gives them back, without a verdict. `forgets`: see [`Counted::forgets`](super::Counted::forgets).
+    /// Counts the units, or gives them back, without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
     ///
     /// # Errors
     ///
@@ -353,12 +354,12 @@ impl Limiter {
         algorithm: Algorithm,
         quotas: &[Quota],
         cost: Cost,
-        forgets: bool,
+        ahead: bool,
         time: Time,
     ) -> Result<Outcome, TakeError> {
         self.check_algorithm(algorithm)?;
         self.make_room(quotas, cost, time);
-        change!(self, state => Claim { cost, time }.record(state, quotas, forgets))
+        change!(self, state => Claim { cost, time }.record(state, quotas, ahead))
     }
 
     /// Moves what is too far ahead of the clock. Returns whether anything was.
