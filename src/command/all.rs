@@ -19,7 +19,7 @@ impl Command for All {
         let mut keys = OpenKeys::to_write(call, &mut rows)?;
         let taken = several::take(keys.parts(), options.mode == Mode::Force, time)?;
         keys.move_expiries_and_close();
-        commit::carry_out_all(call, &mut rows, false, several::effect);
+        commit::carry_out_all(call, &mut rows, false, |rows, first| several::effect(rows, first, time.clock));
         let mut changed = false;
         for row in rows.iter() {
             stats::units(row.what.cost, row.what.outcome.change);

@@ -54,8 +54,9 @@ fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
     let taken = take.run(key.handle_mut(), &mut fresh)?;
     let Taken { verdict, outcome, pending, counted, .. } = taken;
     if pending.is_told_first() {
-        let effect = || pending.effect(|| Counted::of(take.algorithm, take.quotas, take.cost, &outcome));
-        key.call().replicate(name, effect);
+        let back = outcome.moved_back_to(take.time.clock);
+        let counted = || Counted::of(take.algorithm, take.quotas, take.cost, &outcome, back);
+        key.call().replicate(name, || pending.effect(back, counted));
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.

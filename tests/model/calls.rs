@@ -140,8 +140,9 @@ pub fn answer_and_send(
         let mut fresh = None;
         let taken = take.run(&mut key, &mut fresh)?;
         if taken.pending.is_any() {
-            let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome);
-            send(taken.pending.effect(counted));
+            let back = taken.outcome.moved_back_to(UnixMs::saturating(now));
+            let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome, back);
+            send(taken.pending.effect(back, counted));
         }
         key.carry_out(fresh, taken.pending);
         let (outcome, verdict) = (taken.outcome, taken.verdict);
@@ -173,7 +174,7 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
         }
         Effect::Moved(moved) => {
             assert!(moved.back.is_some() || moved.expires.is_some());
-            assert_eq!((pending.moved_back, pending.expires), (moved.back, moved.expires));
+            assert_eq!((pending.moved_back, pending.expires), (moved.back.is_some(), moved.expires));
         }
         Effect::Deleted => assert!(pending.emptied),
     }

@@ -47,11 +47,13 @@ impl Host {
         let (mut fresh, before) = (None, *key.expires_at);
         let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
         if taken.pending.is_any() {
-            let effect = taken.pending.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
+            let back = taken.outcome.moved_back_to(time.clock);
+            let counted = || Counted::of(algorithm, quotas, cost, &taken.outcome, back);
+            let effect = taken.pending.effect(back, counted);
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, taken.pending);
-        self.moves += usize::from(taken.pending.moved_back.is_some());
+        self.moves += usize::from(taken.pending.moved_back);
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }

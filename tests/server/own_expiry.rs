@@ -204,8 +204,8 @@ fn an_expiry_that_only_the_clock_moves_is_sent_and_marks_no_key_as_modified() {
     let rows = COMMANDS.map(|name| format!(" {name} {} 1 10s 1", &name[3..]));
     master.value(&format!("RL.ALL{}", rows.concat()));
     let clock = master.clock_ms();
-    let sent = COMMANDS
-        .map(|name| format!(" {name} <{clock}>{}", master.integer(&format!("PEXPIRETIME {name}"))));
+    let sent =
+        COMMANDS.map(|name| format!(" {name} <{clock}>{}", master.integer(&format!("PEXPIRETIME {name}"))));
     assert_eq!(stream.commands(&master), [format!("RL.APPLY{}", sent.concat())]);
     assert_copy(&master, &replica, "several keys");
     let before = keys(&master);

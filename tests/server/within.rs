@@ -102,11 +102,14 @@ fn copies_hold_what_was_taken_ahead_and_who_waits() {
     let sent = stream.commands(&master);
     let sent: Vec<&str> = sent.iter().map(|line| line.split('>').next().expect("a line")).collect();
     let at = NOW + 3_000;
-    assert_eq!(sent, [
-        format!("RL.APPLY k B10:{NOW}/10/10s"),
-        format!("RL.APPLY k B3:{NOW}/10/10s/ahead"),
-        format!("RL.APPLY k B-2:{at}/10/10s"),
-    ]);
+    assert_eq!(
+        sent,
+        [
+            format!("RL.APPLY k B10:{NOW}/10/10s"),
+            format!("RL.APPLY k B3:{NOW}/10/10s/ahead"),
+            format!("RL.APPLY k B-2:{at}/10/10s"),
+        ]
+    );
     // The largest figures: a level of 93 bits.
     let most = 9_007_199_254_740_991_u64;
     master.value(&format!("RL.BUCKET most {most} 1ms COST {most}"));

@@ -236,7 +236,7 @@ struct Found {
     /// See [`Outcome::ahead`].
     ahead: bool,
     /// See [`Outcome::moved_back`].
-    moved_back: Option<MoveBack>,
+    moved_back: Option<MostAhead>,
 }
 
 /// What is asked of one key: to be decided by the same steps for every [`State`].
@@ -374,9 +374,8 @@ impl Claim {
     #[inline(never)]
     fn move_back<S: StateMut>(&self, state: &mut S, most: MostAhead) -> Found {
         let Time { clock, at } = self.time;
-        let to = MoveBack { clock, most };
-        let moved = at.is_none() && state.move_back(to);
-        Found { ahead: state.is_ahead_of(self.time.now()), moved_back: moved.then_some(to) }
+        let moved = at.is_none() && state.move_back(MoveBack { clock, most });
+        Found { ahead: state.is_ahead_of(self.time.now()), moved_back: moved.then_some(most) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]

@@ -58,7 +58,13 @@ pub struct Counted {
 impl Counted {
     /// What a request has counted or given back, in a key whose expiry did not change.
     #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
+    pub fn of(
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        cost: Cost,
+        outcome: &Outcome,
+        moved_back: Option<MoveBack>,
+    ) -> Counted {
         let forgets = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -73,7 +79,7 @@ impl Counted {
             quotas: quotas.iter().map(told).collect(),
             forgets,
             taken_ahead: outcome.change.taken_ahead,
-            moved_back: outcome.moved_back,
+            moved_back,
             expires: None,
         }
     }
@@ -122,7 +128,7 @@ impl Counted {
         Ok(Pending {
             changed,
             emptied: outcome.emptied,
-            moved_back: self.moved_back.filter(|_| !is_new),
+            moved_back: self.moved_back.is_some() && !is_new,
             expires: expires.filter(|_| changed || !is_new),
         })
     }
@@ -135,8 +141,8 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
-    /// How the key was moved back. Nothing is to be done about that but to tell copies.
-    pub moved_back: Option<MoveBack>,
+    /// Whether the key was moved back. Nothing is to be done about that but to tell copies.
+    pub moved_back: bool,
     /// When the key expires, if that changes.
     pub expires: Option<UnixMs>,
 }
@@ -144,7 +150,7 @@ pub struct Pending {
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed || self.expires.is_some() || self.moved_back.is_some()
+        self.changed | self.moved_back || self.expires.is_some()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -152,10 +158,10 @@ impl Pending {
         self.is_any() && !self.emptied
     }
 
-    /// What copies are told of it; `counted` is what was counted or given back.
+    /// What copies are told of it: how the key was moved `back`, and what was counted or given back.
     #[inline(always)]
-    pub fn effect(&self, counted: impl FnOnce() -> Counted) -> Effect {
-        let Pending { changed, emptied, moved_back: back, expires } = *self;
+    pub fn effect(&self, back: Option<MoveBack>, counted: impl FnOnce() -> Counted) -> Effect {
+        let Pending { changed, emptied, expires, .. } = *self;
         match (emptied, changed) {
             (true, _) => Effect::Deleted,
             (false, false) => Effect::Moved(Moved { back, expires }),

@@ -203,7 +203,7 @@ pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -
                 if let Some(to) = back {
                     limiter.move_back(*to);
                 }
-                Pending { moved_back: *back, expires: *expires, ..Pending::default() }
+                Pending { moved_back: back.is_some(), expires: *expires, ..Pending::default() }
             }
             None => Pending::default(),
         }),
@@ -223,7 +223,7 @@ pub(super) fn pending(
     Pending {
         changed: outcome.changed(),
         emptied: outcome.emptied,
-        moved_back: outcome.moved_back,
+        moved_back: outcome.moved_back.is_some(),
         expires: if may_move { new_expiry(key, fresh, time, outcome) } else { None },
     }
 }

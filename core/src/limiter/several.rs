@@ -240,13 +240,14 @@ fn commit_key_if<N, K: Key>(
     (key::longest_wait_ms(key, time, &what.outcome, pending.expires), at)
 }
 
-/// Returns what copies are told of the key that has this first row.
+/// Returns what copies are told of the key that has this first row, by the clock of the request.
 #[inline]
-pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize) -> Effect {
+pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Effect {
     let Part { pending, what: Row { algorithm, quota, tiers, cost, outcome, .. }, .. } = &rows[first];
-    pending.effect(|| match tiers {
-        1 => Counted::of(*algorithm, &[*quota], *cost, outcome),
-        _ => Counted::of(*algorithm, &quotas(rows, first), *cost, outcome),
+    let back = outcome.moved_back_to(clock);
+    pending.effect(back, || match tiers {
+        1 => Counted::of(*algorithm, &[*quota], *cost, outcome, back),
+        _ => Counted::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
     })
 }
 
