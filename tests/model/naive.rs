@@ -200,7 +200,7 @@ impl Buckets {
         };
         let each: Vec<_> = quotas.iter().map(|quota| (*quota, most(quota))).collect();
         let before = self.lengths.clone();
-        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, now));
+        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, as_of, now));
         let refunded = refunded.max().unwrap_or(0);
         if refunded == 0 {
             self.lengths = before;
@@ -208,9 +208,10 @@ impl Buckets {
         refunded
     }
 
-    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, now: i128) -> i128 {
+    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, as_of: i128, now: i128) -> i128 {
         let (window, named) = (window_of(quota), i128::from(quota.limit()));
         let Some(level) = self.lengths.get_mut(&window).filter(|_| named > 0) else { return 0 };
+        let now = if as_of > level.newest_units(window) { as_of } else { now };
         let larger = named.max(level.limit);
         let back = share(refundable, level.limit, larger);
         let missing = Level { missing: back.min(level.at(now).missing), ..*level };
