@@ -64,12 +64,12 @@ impl Argument {
     }
 
     pub const fn option(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
-        Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
+        Argument { optional: true, ..Argument::token(name, kind, token) }
     }
 
-    /// A keyword without a value.
-    pub const fn token(name: &'static CStr, token: &'static CStr) -> Argument {
-        Argument { token: Some(token), ..Argument::new(name, Kind::PureToken) }
+    /// A keyword, and its value unless the kind is a pure token.
+    pub const fn token(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
+        Argument { token: Some(token), ..Argument::new(name, kind) }
     }
 
     /// A group of arguments, given once or more.

@@ -58,6 +58,11 @@ fn the_package_for_redis_software_lists_the_commands_as_the_server_knows_them() 
 fn each_command_is_described_and_says_whether_its_reply_depends_on_the_time() {
     let server = Server::start();
     const ALGORITHM: &[&str] = &["limit", "window", "COST", "oneof", "FORCE", "PARTIAL", "AT"];
+    const BUCKET: &[&str] =
+        &["limit", "window", "COST", "oneof", "FORCE", "PARTIAL", "WITHIN", "duration", "AT"];
+    let of_algorithm = |algorithm| if algorithm == Algorithm::Bucket { BUCKET } else { ALGORITHM };
+    let algorithms = Algorithm::ALL
+        .map(|algorithm| (algorithm.command().to_str().expect("ASCII"), of_algorithm(algorithm)));
     let others: [(&str, &[&str]); 5] = [
         ("RL.ALL", &["algorithm", "limit", "window", "cost", "FORCE", "AT", "multiple"]),
         ("RL.PEEK", &["limit", "window", "COST", "AT"]),
@@ -65,12 +70,12 @@ fn each_command_is_described_and_says_whether_its_reply_depends_on_the_time() {
         ("RL.LOAD", &["payload", "Not for applications"]),
         ("RL.APPLY", &["effect", "multiple", "not for applications"]),
     ];
-    for (name, parts) in COMMANDS.map(|name| (name, ALGORITHM)).into_iter().chain(others) {
+    for (name, parts) in algorithms.into_iter().chain(others) {
         let docs = format!("{:?}", server.value(&format!("COMMAND DOCS {name}")));
         for part in ["summary", "since", "group", "complexity", "arguments"].iter().chain(parts) {
             assert!(docs.contains(part), "no {part} in {docs}");
         }
-        for option in ["COST", "FORCE", "PARTIAL", "AT"] {
+        for option in ["COST", "FORCE", "PARTIAL", "WITHIN", "AT"] {
             let token = format!("'\"{option}\"'");
             assert_eq!(docs.contains(&token), parts.contains(&option), "{name} {option}: {docs}");
         }
