@@ -78,8 +78,13 @@ class InLoop(Asking):
         self._tell(self.keys.give_back, self.now_ms(), request)
 
     async def release(self, request: Request, timeout: float) -> None:
-        """Gives back, and waits for so many seconds at most until the server has it."""
-        await self._land(self._tell(self.keys.give_back, self.now_ms(), request), timeout)
+        """Gives back, and waits for so many seconds at most until the server has it.
+
+        It is written in this very turn: a server that shuts down may end the process before the next.
+        """
+        commands = self._tell(self.keys.give_back, self.now_ms(), request)
+        self.lines.write_now()
+        await self._land(commands, timeout)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a thread for code that is not asynchronous, of a request that this loop has decided."""
