@@ -341,6 +341,27 @@ def test_a_process_that_is_forked_starts_with_no_lease(server: Server, raw: redi
     assert counted(raw) == 52, "each gave back its own"
 
 
+PROCESSES = """
+import multiprocessing
+
+def work():
+    for _ in range(30): leases.take("k")
+
+if __name__ == "__main__":
+    for _ in range(3):
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_of_multiprocessing_gives_back_its_leases(server: Server, raw: redis.Redis) -> None:
+    with script(PROCESSES, server.port, "log", LIMIT, "3650d", 100) as process:
+        assert process.wait(PATIENCE) == 0
+    assert counted(raw) == 90
+
+
 SHARE = """
 import time
 allowed = []

@@ -56,24 +56,24 @@ class Moments:
         return self.moment
 
 
-def interrupted(call: Callable[[], object], actions: Sequence[Callable[[], object]], step: int = IN_A_ROW) -> None:
-    """Calls it again and again, until each of its instructions was interrupted. Fails if that never ends."""
+def interrupted(call: Callable[[], object], actions: Sequence[Callable[[], object]], times: int) -> None:
+    """Calls it so many times, and interrupts it further on in each. Fails if that never ends."""
     errors: list[BaseException] = []
 
     def run() -> None:
-        first = 0
-        while True:
-            moments = Moments(actions, first)
+        instructions = 0
+        for number in range(times + 1):
+            # Those of the first call are counted.
+            moments = Moments(actions, instructions * (number - 1) // times if number else sys.maxsize)
             sys.settrace(moments)
             try:
                 call()
             except BaseException as error:
                 errors.append(error)
+                return
             finally:
                 sys.settrace(None)
-            if errors or moments.passed <= first:
-                return
-            first += step
+            instructions = instructions or moments.passed
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -168,7 +168,7 @@ def test_between_any_two_instructions_anything_may_be_called_on_a_limiter_in_mem
     clock = Clock()
     memory = MemoryLimiter(clock=clock)
     calls = Calls(memory, clock)
-    interrupted(getattr(calls, name), [getattr(calls, each) for each in CALLS])
+    interrupted(getattr(calls, name), [getattr(calls, each) for each in CALLS], times=12)
     calls.check(memory, [])
 
 
@@ -179,7 +179,7 @@ def test_between_any_two_instructions_anything_may_be_called_on_a_server(
     clock = Clock()
     with redis.Redis(port=server.port) as client:
         calls = Calls(client, clock)
-        interrupted(getattr(calls, name), [getattr(calls, each) for each in CALLS], step=7 * IN_A_ROW)
+        interrupted(getattr(calls, name), [getattr(calls, each) for each in CALLS], times=6)
         calls.check(raw, ["AT", clock()])
 
 
@@ -188,7 +188,7 @@ def test_between_any_two_instructions_anything_may_be_called_on_a_cluster(raw_cl
     calls = Calls(raw_cluster, clock)
     for name in ("lease", "hold", "settle"):
         actions = [calls.lease, calls.hold, calls.end_generator, calls.settle]
-        interrupted(getattr(calls, name), actions, step=31 * IN_A_ROW)
+        interrupted(getattr(calls, name), actions, times=6)
     calls.check(raw_cluster, ["AT", clock()])
 
 
@@ -202,7 +202,7 @@ def test_between_any_two_instructions_a_process_may_learn_that_redis_is_away(own
             guard.take(request).release()
 
         own_server.kill()
-        interrupted(take, [take], step=7 * IN_A_ROW)
+        interrupted(take, [take], times=6)
         guard.close()
 
 
@@ -217,7 +217,7 @@ def test_threads_that_take_together_may_be_interrupted(server: Server, raw: redi
 
         def work(_: int) -> None:
             actions = [calls.end_generator, lambda: take("k"), lambda: take("other")]
-            interrupted(lambda: take("k"), actions, step=17 * IN_A_ROW)
+            interrupted(lambda: take("k"), actions, times=6)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))

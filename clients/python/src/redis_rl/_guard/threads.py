@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -358,6 +359,7 @@ class InThreads:
             made = self._make()
             if self._is_closed:
                 made.keys.close()
+            _close_all_with_multiprocessing()
             # If two threads come here at once, both keep the same one: the leases of another would never go back.
             self._made.setdefault(pid, made)
             for parent in [each for each in list(self._made) if each != pid]:
@@ -394,6 +396,12 @@ def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, 
 
 
 _all: WeakSet[InThreads] = WeakSet()
+
+
+def _close_all_with_multiprocessing() -> None:
+    """A process that multiprocessing has begun ends by ``os._exit``, which only its own finalizers precede."""
+    if util := sys.modules.get("multiprocessing.util"):
+        util.Finalize(None, _close_all, exitpriority=0)
 
 
 @atexit.register
