@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 import redis
-import redis.cluster
+import redis.asyncio
 
 import redis_rl
+import redis_rl.asgi
 from redis_rl import Leases, MemoryLimiter, RateLimiter
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
 from redis_rl.flask import Guard
+from redis_rl.http import Policy
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server, wait_for
@@ -226,6 +229,32 @@ def test_threads_that_take_together_may_be_interrupted(server: Server, raw: redi
         assert MANY - raw.execute_command("RL.PEEK", key, MANY, "1h")[2] == taken.count(key) > 0
 
 
+async def test_a_finalizer_may_give_back_while_an_event_loop_takes(server: Server, raw: redis.Redis) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        policy = Policy("k", f"{MANY}/h", key="all", lease=50)
+        guard = redis_rl.asgi.Guard(client, policy, timeout=None)
+
+        async def take() -> Any:
+            visit = await guard.begin({"type": "http", "path": "/", "client": ("192.0.2.1", 1)}, [])
+            return visit.taken[0]
+
+        kept = [await take() for _ in range(2 * IN_A_ROW)]
+
+        def release() -> None:
+            kept.pop().release()
+
+        sys.settrace(Moments([release], first=100))
+        try:
+            taken = await take()
+        finally:
+            sys.settrace(None)
+        assert len(kept) == IN_A_ROW
+        assert taken.decision
+        await asyncio.sleep(0)
+        await guard.close()
+    assert MANY - raw.execute_command("RL.PEEK", "k:all", MANY, "1h")[2] == IN_A_ROW + 1
+
+
 COLLECTED = """
 import gc, sys
 import redis
@@ -321,6 +350,8 @@ def work():
         memory.log("k", "1000000/h")
         app.test_client().get("/")
 
+# What is imported only now would hold its locks in the child.
+app.test_client().get("/")
 threads = [threading.Thread(target=work) for _ in range(3)]
 for thread in threads:
     thread.start()

@@ -282,9 +282,10 @@ class InProcess(Asking):
             while call.commands:
                 sent.append(call.commands[0])
                 call.commands.popleft()
-            with suppress(IndexError):
-                while self._outbox:
-                    sent.append(self._outbox.popleft())
+            if self._outbox:
+                with suppress(IndexError):
+                    while True:
+                        sent.append(self._outbox.popleft())
             replies = self._exchange(call, sent, timeout) if sent else []
             now_ms = self.now_ms_after()
             for command, reply in zip(sent, replies, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,10 +16,10 @@ _Result = TypeVar("_Result")
 class _Turn:
     """Kept by the frame of whoever has the turn, and by nothing else."""
 
-    __slots__ = ("__weakref__", "thread")
+    __slots__ = ("__weakref__", "process", "thread")
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.process, self.thread = os.getpid(), threading.get_ident()
 
 
 class Turns:
@@ -31,14 +32,14 @@ class Turns:
     def __init__(self) -> None:
         self._later: deque[Callable[[], object]] = deque()
         # Who has the turn, or nothing. An interruption between any two instructions ends the frame of whoever has it:
-        # with the frame goes what the weak reference is to, and with that the entry.
-        self._has: dict[None, ref[_Turn]] = {}
-        self._lost: Any = partial(self._has.pop, None)
+        # with the frame goes what the weak reference is to, and with that the entry. By the number of the process,
+        # since a thread of the parent keeps its turn in a forked child for ever.
+        self._has: dict[int, ref[_Turn]] = {}
 
     @property
     def is_mine(self) -> bool:
         """Whether this thread has the turn, further out."""
-        found = self._has.get(None)
+        found = self._has.get(os.getpid())
         turn = None if found is None else found()
         return turn is not None and turn.thread == threading.get_ident()
 
@@ -50,7 +51,7 @@ class Turns:
         try:
             return work(*arguments)
         finally:
-            self._has.pop(None, None)
+            self._has.pop(turn.process, None)
             if self._later:
                 self.catch_up()
 
@@ -69,9 +70,10 @@ class Turns:
                 while self._later:
                     self._later.popleft()()
             finally:
-                self._has.pop(None, None)
+                self._has.pop(turn.process, None)
 
     def _begin(self) -> _Turn | None:
         turn = _Turn()
         # One instruction both looks and takes.
-        return turn if self._has.setdefault(None, ref(turn, self._lost))() is turn else None
+        lost: Any = partial(self._has.pop, turn.process)
+        return turn if self._has.setdefault(turn.process, ref(turn, lost))() is turn else None

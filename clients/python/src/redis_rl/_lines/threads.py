@@ -251,8 +251,9 @@ class _Connections:
 
     def _wake(self) -> None:
         """Wakes the thread that has waited longest."""
-        with suppress(IndexError):
-            self._waiting.popleft().release()
+        if self._waiting:
+            with suppress(IndexError):
+                self._waiting.popleft().release()
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
         """Makes a connection, in so many timeouts in which this process does not compute.
