@@ -313,13 +313,11 @@ class _Connections:
                 sentinel.connection_pool.disconnect()
 
     def _close_free(self) -> None:
-        free: list[Any] = []
+        # One after another, so that a finalizer finds the others.
         with suppress(IndexError):
-            while True:
-                free.append(self._free.pop())
-        self._free.extend([None] * len(free))
-        for each in free:
-            self._wake()
-            if each is not None:
+            while (connection := self._free.pop()) is not None:
+                self._free.appendleft(None)
+                self._wake()
                 with suppress(Exception):
-                    each.disconnect()
+                    connection.disconnect()
+            self._free.appendleft(None)
