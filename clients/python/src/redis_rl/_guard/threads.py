@@ -279,13 +279,14 @@ class InProcess(Asking):
         """Sends the commands of a call, those that nobody waits for, and those that follow from their replies."""
         while call.commands or self._outbox:
             sent = call.sent = []
-            while call.commands:
-                sent.append(call.commands[0])
-                call.commands.popleft()
+            # What goes back first, since it is part of what is asked for then.
             if self._outbox:
                 with suppress(IndexError):
                     while True:
                         sent.append(self._outbox.popleft())
+            while call.commands:
+                sent.append(call.commands[0])
+                call.commands.popleft()
             replies = self._exchange(call, sent, timeout) if sent else []
             now_ms = self.now_ms_after()
             for command, reply in zip(sent, replies, strict=True):
