@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context
+from types import coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakValueDictionary, finalize
 
@@ -122,6 +123,11 @@ class LoopLines(Router):
             self.renew()
             self.loop.call_soon(done, self.uncovered())
 
+    def write_now(self) -> None:
+        """Writes what is queued, as far as connections are up, before anything else of this turn may end the loop."""
+        for connection in list(self._connections.values()):
+            connection.write_now()
+
     def to(self, node: Node) -> _Connection:
         """Returns the connection to a node, a new one if the last has ended."""
         connection = self._connections.get(node)
@@ -212,6 +218,7 @@ class _Connection:
         self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._written: asyncio.Task[None] | None = None
         # A connection is made by a pool, which knows its options, and never returns to it.
         self._pool = own_pool(lines.library, lines.client, node)
         self._own = self._pool.make_connection()
@@ -232,6 +239,28 @@ class _Connection:
         if self._waking:
             self._waking.set_result(None)
             self._waking = None
+
+    def write_now(self) -> None:
+        """Writes what is queued in this turn, in place of the task that writes in the next."""
+        if not self._queue or not self._writer or self.is_over or not self._own.is_connected:
+            return
+        if commands := self._wanted():
+            writing = self._own.send_packed_command(self._own.pack_commands(commands), check_health=False)
+            try:
+                waits_for = writing.send(None)
+            except StopIteration:
+                return
+            except Exception as error:
+                self.end(error)
+                return
+            # It is written, and waits for room in the system's buffer.
+            self._written = spawn(self._lines.loop, self._finish(_resumed(writing, waits_for)))
+
+    async def _finish(self, writing: Awaitable[None]) -> None:
+        try:
+            await writing
+        except Exception as error:
+            self.end(error)
 
     def _in_time(self, done: Done) -> Done:
         """Turns the answer to a probe into an error if it comes after one timeout, also while connecting."""
@@ -339,6 +368,19 @@ class _Connection:
             self._lines.renew(self._node)
         for told in [done for _, done in due] + [done for _, done, _ in queue]:
             told(error or ClosedError("closed"))
+
+
+@coroutine
+def _resumed(begun: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, None, None]:
+    """Goes on with a coroutine that has begun outside of a task."""
+    with suppress(StopIteration):
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:
+                waits_for = begun.throw(error)
+            else:
+                waits_for = begun.send(None)
 
 
 def _close_in_loop(lines: LoopLines) -> None:
