@@ -92,6 +92,13 @@ def test_a_word_that_is_none_is_an_error() -> None:
             MemoryLimiter().execute_command("RL.LOG", "k", word, "1m")  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel lists the threads of a process only on Linux")
+def test_it_starts_no_thread() -> None:
+    code = "import os, redis_rl\nredis_rl.MemoryLimiter()\nprint(len(os.listdir('/proc/self/task')))"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert said.stdout == "1\n"
+
+
 def test_without_wasmtime_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['wasmtime'] = None\nimport redis_rl\nredis_rl.MemoryLimiter()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

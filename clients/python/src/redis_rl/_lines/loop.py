@@ -282,8 +282,8 @@ class _Connection:
             self.end(error)
             with suppress(Exception):
                 await self._own.disconnect(nowait=True)
-            for sentinel in sentinels_of(self._pool):
-                await _close(sentinel)
+                for sentinel in sentinels_of(self._pool):
+                    await sentinel.disconnect()
 
     async def _write(self) -> None:
         loop, own, due = self._lines.loop, self._own, self._due

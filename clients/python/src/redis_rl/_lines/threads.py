@@ -258,6 +258,6 @@ class _Connections:
     def close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for each in (*idle, *(sentinel.connection_pool for sentinel in sentinels_of(self._pool))):
+        for each in (*idle, *sentinels_of(self._pool)):
             with suppress(Exception):
                 each.disconnect()
