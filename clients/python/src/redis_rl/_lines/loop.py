@@ -37,6 +37,17 @@ def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return Context().run(loop.create_task, work)
 
 
+def running() -> Loop:
+    """Returns the event loop of this code, or raises an error that tells what to do without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "this code does not run on asyncio, on which Redis is asked: start the server on asyncio instead of trio, "
+            "as in hypercorn --worker-class asyncio, or limit by MemoryLimiter() in place of the client"
+        ) from None
+
+
 class EachLoop(Generic[_Made]):
     """Makes a value for each event loop."""
 
@@ -45,7 +56,7 @@ class EachLoop(Generic[_Made]):
         self._of: dict[Loop, _Made] = {}
 
     def here(self) -> _Made:
-        loop = asyncio.get_running_loop()
+        loop = running()
         if loop not in self._of:
             for other in [other for other in list(self._of) if other.is_closed()]:
                 self._of.pop(other, None)
