@@ -32,9 +32,18 @@ def always() -> bool:
     return True
 
 
+class _Task(asyncio.Task[Any]):
+    """A task that the program does not know of, and so cannot end before it closes its loop."""
+
+    def __del__(self) -> None:
+        """Leaves out that it was still pending, which nobody could mend, if the loop is closed."""
+        if not self.get_loop().is_closed():
+            super().__del__()
+
+
 def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Makes a task without the context variables of the request, which may be over long before the task is."""
-    return Context().run(loop.create_task, work)
+    return Context().run(_Task, work, loop=loop)
 
 
 def running() -> Loop:
