@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,15 @@ def test_it_starts_no_thread() -> None:
     code = "import os, redis_rl\nredis_rl.MemoryLimiter()\nprint(len(os.listdir('/proc/self/task')))"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert said.stdout == "1\n"
+
+
+@pytest.mark.rest
+def test_a_program_of_pyinstaller_decides_in_its_process(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from redis_rl import *\nprint(RateLimiter(MemoryLimiter()).log('k', '5/m').remaining)")
+    subprocess.run([sys.executable, "-m", "PyInstaller", program.name], cwd=tmp_path, check=True, capture_output=True)
+    said = subprocess.run([tmp_path / "dist/program/program"], check=True, capture_output=True, text=True)
+    assert said.stdout == "4\n"
 
 
 def test_without_wasmtime_the_error_names_the_extra() -> None:

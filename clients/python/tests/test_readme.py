@@ -116,6 +116,7 @@ def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
     run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=4)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the linters need Python 3.11")
 def test_the_code_of_the_readme_has_types(tmp_path: Path) -> None:
     lookups = """
 async def is_paying(account: str) -> bool: raise NotImplementedError
