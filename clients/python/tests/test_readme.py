@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from django.conf import settings
 from starlette.testclient import TestClient
 
 from .servers import Server
@@ -109,6 +110,8 @@ def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Ser
 
 
 def test_the_code_of_the_adapters_runs(server: Server) -> None:
+    if not settings.configured:
+        settings.configure()
     run(ADAPTERS, server, prints=0)
 
 
