@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from .. import http
 from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
 from .._keys import Request, Share
-from .._lines.errors import is_away, said_by
+from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
 from ..http import Answer, Policy
 from ..memory import MemoryLimiter, check_clock
@@ -353,9 +353,9 @@ class AsyncGuard:
     async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
         """Has Redis decide, or this process while a node with one of the keys is away."""
         parts = await self._decided_by(self.asking, groups)
-        error = next((part.error for part in parts if part.error), None)
-        if error:
-            self._undecided(error)
+        failed = next((part for part in parts if part.error), None)
+        if failed and failed.error:
+            self._undecided(failed.error, failed.policies)
             if self._local:
                 for part in parts:
                     part.release()
@@ -377,14 +377,19 @@ class AsyncGuard:
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
         ]
 
-    def _undecided(self, error: Exception) -> None:
-        """Tells ``on_error`` or the log that Redis has not decided a request."""
+    def _undecided(self, error: Exception, policies: Sequence[Policy] = ()) -> None:
+        """Tells ``on_error`` or the log that Redis has not decided a request, and of which policies."""
         if self._on_error:
             self._on_error(error)
         elif not is_away(said_by(error)) and monotonic() >= self._next_warning:
             # That Redis is away was logged when it began, and Redis may be back by now.
             self._next_warning = monotonic() + 1
-            _log.warning("a request was not decided: %s", str(error) or repr(error))
+            why = str(error) or repr(error)
+            if text_of(error).startswith("NOPERM"):
+                # Of a key the log has what the application chose, and not whose it is.
+                keys = " ".join(f"~{self._prefix}{policy.name}:*" for policy in policies)
+                why += f": give the user these by ACL SETUSER, {keys}, or the guard a prefix= that the user has"
+            _log.warning("a request was not decided: %s", why)
 
     async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
