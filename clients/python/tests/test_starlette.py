@@ -371,7 +371,7 @@ def test_a_decorated_handler_without_a_request_is_an_error_that_says_so(server: 
             TypeError, match=rf"{wrong.__name__} needs a parameter for its request; in FastAPI there is"
         ):
             limit("1/h")(wrong)
-    for right in (one, either, anything, untold):
+    for right in (one, either, anything, untold, functools.partial(one, "q")):
         limit("1/h")(right)
 
 

@@ -149,7 +149,8 @@ class Route(Limit):
         return taken
 
     def _limited(self, handler: Any) -> Any:
-        needed = f"{handler.__qualname__} needs a parameter for its request; in FastAPI there is Depends(limit), too"
+        name = getattr(handler, "__qualname__", repr(handler))
+        needed = f"{name} needs a parameter for its request; in FastAPI there is Depends(limit), too"
         if not _may_have_request(handler):
             raise TypeError(needed)
 
