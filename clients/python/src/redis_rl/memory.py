@@ -40,7 +40,10 @@ def _compiled() -> tuple[Any, Any]:
     code = resources.files(__package__).joinpath("redis_rl.wasm")
     if not code.is_file():
         raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
-    engine = wasmtime.Engine()
+    config = wasmtime.Config()
+    # Else two threads compile, and stay: a program that forks is warned of them.
+    config.parallel_compilation = False
+    engine = wasmtime.Engine(config)
     return engine, wasmtime.Module(engine, code.read_bytes())
 
 

@@ -33,9 +33,29 @@ def always() -> bool:
     return True
 
 
+class _Task(asyncio.Task[Any]):
+    """A task that the program does not know of, and so cannot end before it closes its loop."""
+
+    def __del__(self) -> None:
+        """Leaves out that it was still pending, which nobody could mend, if the loop is closed."""
+        if not self.get_loop().is_closed():
+            super().__del__()
+
+
 def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Makes a task without the context variables of the request, which may be over long before the task is."""
-    return Context().run(loop.create_task, work)
+    return Context().run(_Task, work, loop=loop)
+
+
+def running() -> Loop:
+    """Returns the event loop of this code, or raises an error that tells what to do without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "this code does not run on asyncio, on which Redis is asked: start the server on asyncio instead of trio, "
+            "as in hypercorn --worker-class asyncio, or limit by MemoryLimiter() in place of the client"
+        ) from None
 
 
 class EachLoop(Generic[_Made]):
@@ -46,7 +66,7 @@ class EachLoop(Generic[_Made]):
         self._of: dict[Loop, _Made] = {}
 
     def here(self) -> _Made:
-        loop = asyncio.get_running_loop()
+        loop = running()
         if loop not in self._of:
             for other in [other for other in list(self._of) if other.is_closed()]:
                 self._of.pop(other, None)
@@ -311,8 +331,8 @@ class _Connection:
             self.end(error)
             with suppress(Exception):
                 await self._own.disconnect(nowait=True)
-            for sentinel in sentinels_of(self._pool):
-                await _close(sentinel)
+                for sentinel in sentinels_of(self._pool):
+                    await sentinel.disconnect()
 
     async def _write(self) -> None:
         loop, own, due = self._lines.loop, self._own, self._due

@@ -310,7 +310,7 @@ class _Connections:
         self._close_free()
         for sentinel in sentinels_of(self._pool):
             with suppress(Exception):
-                sentinel.connection_pool.disconnect()
+                sentinel.disconnect()
 
     def _close_free(self) -> None:
         # One after another, so that a finalizer finds the others.
