@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::RedisResult;
 use tokio::sync::{Semaphore, oneshot};
@@ -150,10 +150,11 @@ impl Places {
     async fn try_to_hold(&self, share: &Share) -> RedisResult<Option<Hold>> {
         let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
         let (held, answer) = self.asker.take(vec![share.clone()]).await;
-        if answer?.limited {
+        let answer = answer?;
+        if answer.limited {
             return Ok(None);
         }
-        place.happens(Event::Taken, self.now());
+        place.happens(taken(&answer), self.now());
         let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
         let keeper = tokio::spawn(self.clone().keep((share.clone(), place.clone(), held), ended));
         Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }))
@@ -184,18 +185,20 @@ impl Places {
                 biased;
                 (by, answer) = &mut renewal => {
                     renewal = Box::pin(pending());
-                    let is_taken = answer.is_ok_and(|answer| !answer.limited);
-                    held.extend(is_taken.then_some(by));
-                    if is_taken { Event::Taken } else { Event::Failed }
+                    match answer {
+                        Ok(answer) if !answer.limited => {
+                            held.push(by);
+                            taken(&answer)
+                        }
+                        _ => Event::Failed,
+                    }
                 }
                 _ = &mut ended, if state() != State::Ending => Event::End,
                 () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
             };
             sent.clear();
-            // If a reply comes too late, that is told first.
-            let tick = (event != Event::End).then_some(Event::Tick);
-            let happens = |event| locked(&place).happens(event, self.now());
-            for say in tick.into_iter().chain([event]).flat_map(happens) {
+            let says = locked(&place).happens(event, self.now());
+            for say in says {
                 match say {
                     Say::Take => {
                         let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
@@ -212,7 +215,14 @@ impl Places {
                     }
                 }
             }
+            if state() == State::Held {
+                // What is not given back leaves by itself.
+                while held.len() > 1 {
+                    held.remove(0).keep();
+                }
+            }
         }
+        held.iter_mut().for_each(Held::keep);
         // `release` returns when Redis has the place back.
         for task in sent {
             let _ = task.await;
@@ -224,6 +234,12 @@ impl Places {
             queue.freed.add_permits(1);
         }
     }
+}
+
+/// The event that a unit was taken.
+fn taken(answer: &Answer) -> Event {
+    let at = answer.at.unwrap_or(UNIX_EPOCH).duration_since(UNIX_EPOCH).unwrap_or_default();
+    Event::Taken { at: at.as_millis() as u64 }
 }
 
 /// What those who wait for a place of a key ask by. A permit that is dropped goes to the next of them.
