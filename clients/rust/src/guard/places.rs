@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::RedisResult;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -18,7 +20,7 @@ use super::asker::{Asker, Held};
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
-use crate::lines::Redis;
+use crate::lines::{Redis, runtime};
 use crate::locked;
 
 /// In less time a place might not be renewed.
@@ -86,8 +88,8 @@ impl Places {
         Places { timeout, ..self }
     }
 
-    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once for a place, in a
-    /// task of its own.
+    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once for a place, at the
+    /// latest when the place ends.
     pub fn on_late(self, tell: impl Fn(&[u8]) + Send + Sync + 'static) -> Places {
         Places { on_late: Some(Arc::new(tell)), ..self }
     }
@@ -101,18 +103,21 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away.
-    ///
-    /// # Panics
-    ///
-    /// If there is no tokio runtime.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away, and
+    /// without a tokio runtime; a [`MemoryLimiter`](crate::MemoryLimiter) needs one only to wait and to renew places.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
         let (began, mut longest) = (Instant::now(), PAUSES.0);
-        let hold = self.try_to_hold(&share).await?;
-        if hold.is_some() || self.timeout.is_zero() {
-            return Ok(hold);
+        // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
+        let stands_behind =
+            !self.timeout.is_zero() && locked(&self.queues).contains_key(&Queue::name(&share));
+        if !stands_behind {
+            let hold = self.try_to_hold(&share).await?;
+            if hold.is_some() || self.timeout.is_zero() {
+                return Ok(hold);
+            }
         }
+        runtime()?;
         let waiter = Waiter::new(&self.queues, &share);
         let queue = &waiter.queue;
         let mut polls = queue.polls.try_acquire().ok();
@@ -155,9 +160,12 @@ impl Places {
             return Ok(None);
         }
         place.happens(taken(&answer), self.now());
-        let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
-        let keeper = tokio::spawn(self.clone().keep((share.clone(), place.clone(), held), ended));
-        Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }))
+        let units = Mutex::new(Units { place, held: vec![held], sent: Vec::new() });
+        let (places, share, ended) = (self.clone(), share.clone(), Notify::new());
+        let kept = Arc::new(Kept { places, share, units, ended });
+        // Without timers a place in memory is not renewed.
+        let keeper = runtime().ok().map(|runtime| runtime.spawn(kept.clone().keep()));
+        Ok(Some(Hold { kept, keeper }))
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
@@ -168,66 +176,88 @@ impl Places {
     fn now(&self) -> u64 {
         self.asker.now().as_millis() as u64
     }
+}
 
-    /// Renews a place until its [`Hold`] is dropped, then gives it back.
-    async fn keep(
-        self,
-        (share, place, held): (Share, Arc<Mutex<Place>>, Held),
-        mut ended: oneshot::Receiver<()>,
-    ) {
-        // The requests that have taken a unit for it, the oldest first.
-        let mut held = vec![held];
-        let (mut renewal, mut sent): (Renewal, _) = (Box::pin(pending()), Vec::new());
-        let state = || locked(&place).state();
-        while state() != State::Over {
-            let left = locked(&place).due().map(|due| due.saturating_sub(self.now()));
-            let event = tokio::select! {
+/// A place that is held, which a task renews.
+struct Kept {
+    places: Places,
+    share: Share,
+    units: Mutex<Units>,
+    /// Wakes the task when the block has ended.
+    ended: Notify,
+}
+
+struct Units {
+    place: Place,
+    /// The requests that have taken a unit for it, the oldest first.
+    held: Vec<Held>,
+    /// What goes back, on its way to Redis.
+    sent: Vec<JoinHandle<()>>,
+}
+
+impl Kept {
+    /// Tells the place of an event, and gives back what it says. Returns the request for another unit, if it is to be renewed.
+    fn happens(&self, event: Event, by: Option<Held>) -> Option<Renewal> {
+        let (mut is_late, mut renewal) = (false, None);
+        {
+            let Units { place, held, sent } = &mut *locked(&self.units);
+            held.extend(by);
+            for say in place.happens(event, self.places.now()) {
+                match say {
+                    Say::Take => {
+                        renewal = Some(Share { rules: self.places.rules(MAX_LIMIT), ..self.share.clone() });
+                    }
+                    Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
+                    Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
+                    Say::Late => is_late = true,
+                }
+            }
+            // A unit that is neither held nor given back leaves by itself.
+            let left = usize::from(place.state() != State::Over);
+            held.drain(..held.len().saturating_sub(left)).for_each(|mut held| held.keep());
+        }
+        if is_late && let Some(tell) = &self.places.on_late {
+            // The place goes on though the hook may panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| tell(&self.share.key)));
+        }
+        renewal.map(|share| -> Renewal { Box::pin(self.places.asker.take(vec![share])) })
+    }
+
+    fn place(&self) -> Place {
+        locked(&self.units).place.clone()
+    }
+
+    /// Renews the place until it is over and Redis has it back.
+    async fn keep(self: Arc<Self>) {
+        let mut renewal: Renewal = Box::pin(pending());
+        while self.place().state() != State::Over {
+            let left = self.place().due().map(|due| due.saturating_sub(self.places.now()));
+            let next = tokio::select! {
                 biased;
                 (by, answer) = &mut renewal => {
                     renewal = Box::pin(pending());
                     match answer {
-                        Ok(answer) if !answer.limited => {
-                            held.push(by);
-                            taken(&answer)
-                        }
-                        _ => Event::Failed,
+                        Ok(answer) if !answer.limited => self.happens(taken(&answer), Some(by)),
+                        _ => self.happens(Event::Failed, None),
                     }
                 }
-                _ = &mut ended, if state() != State::Ending => Event::End,
-                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
+                () = self.ended.notified() => None,
+                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => {
+                    self.happens(Event::Tick, None)
+                }
             };
-            sent.clear();
-            let says = locked(&place).happens(event, self.now());
-            for say in says {
-                match say {
-                    Say::Take => {
-                        let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
-                        renewal = Box::pin(self.asker.take(vec![share]));
-                    }
-                    Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
-                    Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
-                    Say::Late => {
-                        if let Some(tell) = self.on_late.clone() {
-                            let key = share.key.clone();
-                            // The place is kept though the hook may panic.
-                            tokio::spawn(async move { tell(&key) });
-                        }
-                    }
-                }
-            }
-            if state() == State::Held {
-                // What is not given back leaves by itself.
-                while held.len() > 1 {
-                    held.remove(0).keep();
-                }
-            }
+            renewal = next.unwrap_or(renewal);
         }
-        held.iter_mut().for_each(Held::keep);
-        // `release` returns when Redis has the place back.
+        let sent = mem::take(&mut locked(&self.units).sent);
         for task in sent {
             let _ = task.await;
         }
-        if let Some(queue) = locked(&self.queues).get(&Queue::name(&share))
+        self.freed();
+    }
+
+    /// Wakes one who waits.
+    fn freed(&self) {
+        if let Some(queue) = locked(&self.places.queues).get(&Queue::name(&self.share))
             && queue.given.fetch_add(1, Relaxed) % ONE_FOR_OTHERS != ONE_FOR_OTHERS - 1
             && queue.freed.available_permits() < Arc::strong_count(queue)
         {
@@ -286,25 +316,44 @@ impl Drop for Waiter<'_> {
 }
 
 /// A place that is held, until it is released or dropped.
-#[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
 pub struct Hold {
-    end: oneshot::Sender<()>,
-    keeper: JoinHandle<()>,
-    place: Arc<Mutex<Place>>,
-    asker: Asker,
+    kept: Arc<Kept>,
+    keeper: Option<JoinHandle<()>>,
 }
 
 impl Hold {
     /// Gives the place back, as dropping does, and waits until that is done.
-    pub async fn release(self) {
-        drop(self.end);
-        let _ = self.keeper.await;
+    pub async fn release(mut self) {
+        self.end();
+        if let Some(keeper) = &mut self.keeper {
+            let _ = keeper.await;
+        }
+    }
+
+    fn end(&self) {
+        self.kept.happens(Event::End, None);
+        self.kept.ended.notify_one();
     }
 
     /// Whether the place was ever not renewed in time: others may have it since.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        locked(&self.place).is_late(self.asker.now().as_millis() as u64)
+        self.kept.place().is_late(self.kept.places.now())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.end();
+        if self.keeper.is_none() {
+            self.kept.freed();
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("is_late", &self.is_late()).finish_non_exhaustive()
     }
 }

@@ -15,5 +15,5 @@ pub(crate) use cluster::Address;
 pub(crate) use errors::is_away;
 pub use errors::{ERRORS, Known, Means, known};
 pub use line::{Line, State};
-pub(crate) use link::{ENDED, io_error};
+pub(crate) use link::{ENDED, NO_RUNTIME, io_error, is_misused, misused, runtime};
 pub use server::Redis;
