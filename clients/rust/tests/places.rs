@@ -58,7 +58,7 @@ async fn never_more_than_n_are_at_work_though_replies_are_lost() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
     let places = Places::new(Redis::from(network.client()).timeout(PATIENCE));
-    let places = places.lasting(SECOND).timeout(PATIENCE);
+    let places = places.ttl(SECOND).timeout(PATIENCE);
     for _ in 0..3 {
         network.lose_a_reply();
         assert!(most_at_work(&places, 20).await <= 5);
@@ -81,7 +81,7 @@ async fn who_gets_no_place_is_told_at_once_and_a_released_place_is_free_at_once(
 #[tokio::test]
 async fn a_place_is_renewed_for_as_long_as_it_is_held() {
     let server = Server::start();
-    let places = places(&server).lasting(2 * SECOND);
+    let places = places(&server).ttl(2 * SECOND);
     let place = hold(&places, "jobs", 1).await.expect("a place");
     // It is taken, and then each time taken and given back.
     until("three renewals", || server.calls("RL.LOG") >= 7).await;
@@ -130,7 +130,7 @@ async fn a_future_that_is_dropped_takes_nothing() {
 #[ignore = "another test runs it"]
 async fn a_process_holds_two_places_until_it_is_killed() {
     let client = redis::Client::open(env::var("SERVER_OF_TEST").expect("an address")).expect("an address");
-    let places = Places::new(Redis::from(client).timeout(PATIENCE)).lasting(SECOND);
+    let places = Places::new(Redis::from(client).timeout(PATIENCE)).ttl(SECOND);
     let _both = (hold(&places, "jobs", 2).await, hold(&places, "jobs", 2).await);
     println!("holds");
     sleep(PATIENCE).await;
@@ -146,7 +146,7 @@ async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_t
     let mut process = process.stdout(Stdio::piped()).spawn().expect("it runs");
     let lines = BufReader::new(process.stdout.take().expect("its output")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains("holds")));
-    let places = places(&server).lasting(SECOND);
+    let places = places(&server).ttl(SECOND);
     assert!(hold(&places, "jobs", 2).await.is_none());
     process.kill().and_then(|()| process.wait()).expect("it ends");
     let left = server.connect().rl_info("jobs").expect("a reply");
@@ -159,9 +159,9 @@ async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_t
 #[tokio::test]
 async fn a_holder_that_cannot_renew_is_told_so_once_and_stays_late() {
     let server = Server::start();
-    let (told, lasting) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
+    let (told, ttl) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
     let tell = told.clone();
-    let places = Places::new(server.client("resp3")).lasting(lasting).on_late(move |key| {
+    let places = Places::new(server.client("resp3")).ttl(ttl).on_late(move |key| {
         assert_eq!(key, b"jobs");
         tell.fetch_add(1, SeqCst);
     });
@@ -182,7 +182,7 @@ async fn a_holder_that_cannot_renew_is_told_so_once_and_stays_late() {
 fn timed() -> (Places, Arc<AtomicU64>) {
     let now = Arc::new(AtomicU64::new(0));
     let clock = now.clone();
-    let places = Places::new(MemoryLimiter::new()).lasting(Duration::from_millis(300));
+    let places = Places::new(MemoryLimiter::new()).ttl(Duration::from_millis(300));
     (places.clock(move || UNIX_EPOCH + Duration::from_millis(clock.load(SeqCst))), now)
 }
 
@@ -352,14 +352,14 @@ async fn a_place_is_that_of_a_waiter_though_others_are_left_alone_by_their_owner
 #[test]
 #[should_panic(expected = "a place lasts from 100 ms to 3650 days")]
 fn places_last_long_enough_to_be_renewed() {
-    let _ = Places::new(MemoryLimiter::new()).lasting(Duration::from_micros(99_999));
+    let _ = Places::new(MemoryLimiter::new()).ttl(Duration::from_micros(99_999));
 }
 
 #[tokio::test]
 async fn a_renewal_whose_reply_is_lost_is_tried_again_and_what_it_took_is_over_by_itself() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
-    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE)).lasting(6 * SECOND);
+    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE)).ttl(6 * SECOND);
     let place = hold(&places, "jobs", 1).await.expect("a place");
     network.lose_a_reply();
     until("the lost renewal", || !network.is_to_lose_a_reply()).await;

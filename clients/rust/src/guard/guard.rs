@@ -225,10 +225,10 @@ impl Guard {
         guard
     }
 
-    /// With [`Fail::Local`], gets the error when limits become local, and `None` when Redis decides again. The log tells it
-    /// too.
-    pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
-        self.asker.nodes().tell_by(|announcer| announcer.on_local = Some(Arc::new(tell)));
+    /// Gets the error when Redis, or a node of a cluster, is away from now on, and `None` when it decides again. The log tells
+    /// it too.
+    pub fn on_outage(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
+        self.asker.nodes().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
         self
     }
 

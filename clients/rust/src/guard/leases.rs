@@ -53,8 +53,8 @@ impl Leases {
     }
 
     /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
-    pub fn lasting(mut self, lasting: Duration) -> Leases {
-        Arc::make_mut(&mut self.rules).lease = lasting;
+    pub fn ttl(mut self, ttl: Duration) -> Leases {
+        Arc::make_mut(&mut self.rules).lease = ttl;
         self.anew(|_| {})
     }
 

@@ -35,24 +35,24 @@ const ONE_FOR_OTHERS: u32 = 8;
 /// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
 ///
 /// A place is held until its [`Hold`] is released or dropped. Meanwhile it is renewed every third of
-/// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
+/// [`ttl`](Places::ttl), so the places of a process that dies are free again within that time.
 ///
-/// At most `n` are at work, except holders that could not renew for `lasting`, of which [`on_late`](Places::on_late) is
+/// At most `n` are at work, except holders that could not renew for `ttl`, of which [`on_late`](Places::on_late) is
 /// told, and after `FLUSHALL`, a `DEL` of the key, lost writes of a server or a step forward of its clock. A place whose
-/// reply was lost is free again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
+/// reply was lost is free again when `ttl` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
-/// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
+/// Clones share connections. All who use a key must use the same `ttl`; `n` may change at any time.
 #[derive(Clone)]
 #[must_use]
 pub struct Places {
-    lasting: Duration,
+    ttl: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
     queues: Arc<Queues>,
     asker: Asker,
 }
 
-/// Those who wait in this process, by the key, and by `n` and `lasting`.
+/// Those who wait in this process, by the key, and by `n` and `ttl`.
 type Queues = Mutex<HashMap<(Arc<[u8]>, Quota), Arc<Queue>>>;
 type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
 type OnLate = dyn Fn(&[u8]) + Send + Sync;
@@ -60,15 +60,15 @@ type OnLate = dyn Fn(&[u8]) + Send + Sync;
 impl fmt::Debug for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Places");
-        fields.field("lasting", &self.lasting).field("timeout", &self.timeout).finish_non_exhaustive()
+        fields.field("ttl", &self.ttl).field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }
 
 impl Places {
     /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let (asker, lasting) = (Asker::new(client.into()), Duration::from_secs(30));
-        Places { lasting, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
+        let (asker, ttl) = (Asker::new(client.into()), Duration::from_secs(30));
+        Places { ttl, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
     }
 
     /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
@@ -76,10 +76,10 @@ impl Places {
     /// # Panics
     ///
     /// If it is not 100 ms to 3650 days.
-    pub fn lasting(self, lasting: Duration) -> Places {
-        let is_valid = lasting >= LEAST && Quota::new(0, lasting).check().is_ok();
+    pub fn ttl(self, ttl: Duration) -> Places {
+        let is_valid = ttl >= LEAST && Quota::new(0, ttl).check().is_ok();
         assert!(is_valid, "a place lasts from 100 ms to 3650 days");
-        Places { lasting, ..self }
+        Places { ttl, ..self }
     }
 
     /// How long to wait for a place. Of those who wait for a key by this and its clones, one tries at random times: within 50 ms
@@ -153,7 +153,7 @@ impl Places {
     }
 
     async fn try_to_hold(&self, share: &Share) -> RedisResult<Option<Hold>> {
-        let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
+        let mut place = Place::new(self.ttl.as_millis() as u64, self.now());
         let (held, answer) = self.asker.take(vec![share.clone()]).await;
         let answer = answer?;
         if answer.limited {
@@ -169,7 +169,7 @@ impl Places {
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
-        let quotas = vec![Quota::new(n, self.lasting)];
+        let quotas = vec![Quota::new(n, self.ttl)];
         Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
     }
 
