@@ -66,8 +66,8 @@ fn register(loading: &Loading, arguments: c_int) -> Result<(), LoadFailed> {
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
     loading.create_command::<command::Load>(&LOAD, CATEGORY)?;
     loading.create_command::<command::Apply>(&APPLY, CATEGORY)?;
-    neighbors::watch(loading);
-    listeners::watch(loading);
+    neighbors::watch(loading.context);
+    listeners::watch(loading.context);
     Ok(())
 }
 

@@ -45,7 +45,6 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
     let call = key.delete();
     call.replicate(name, || Effect::Deleted);
-    call.signal_modified(name);
     call.notify(Event::Deleted, name);
     call
 }
@@ -131,7 +130,7 @@ pub fn carry_out_all<'a, T>(
         if is_new(&parts[index]) {
             let effect = effect(parts, index);
             create_among_others(call, &mut parts[index], effect, one_by_one);
-        } else if parts[index].pending.changed {
+        } else if parts[index].pending.changed && !parts[index].pending.emptied {
             call.signal_modified(parts[index].name);
         }
     }
