@@ -492,6 +492,7 @@ impl Model {
         // Units are given back as of AT, or else as of the newest time of the log, or of the windows named.
         let as_of = if cost > 0 || at { now } else { now.max(self.newest_units_of(quotas)) };
         let when = i128::from(as_of);
+        let waited = self.awaited_until().is_some_and(|until| until >= i128::from(now));
         let changed = match &mut self.state {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),
             State::Log(log) => log.refund(quotas, units, when),
@@ -508,9 +509,18 @@ impl Model {
             State::Buckets(buckets) => buckets.refund(quotas, units, when, now.into()),
         };
         if changed > 0 && cost < 0 {
-            self.delete_if_nothing_counts(quotas, i128::from(now));
+            if !waited {
+                self.delete_if_nothing_counts(quotas, i128::from(now));
+            }
         }
         (changed > 0).then_some(Change { as_of, units: cost.signum() * changed as i64 })
+    }
+
+    /// When the last one who waits has the units, if anybody does.
+    fn awaited_until(&self) -> Option<i128> {
+        let State::Buckets(buckets) = &self.state else { return None };
+        let awaited = buckets.lengths.iter().filter(|(_, level)| level.awaited);
+        awaited.map(|(window, level)| level.newest_units(*window)).max()
     }
 
     fn delete_if_nothing_counts(&mut self, quotas: &[Quota], now: i128) {

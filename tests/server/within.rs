@@ -75,6 +75,18 @@ fn who_cancels_gets_back_what_nobody_stands_behind() {
 }
 
 #[test]
+fn in_event_time_a_cancelled_turn_ends_no_others() {
+    let server = Hosts::with_clock_at(NOW);
+    // Long before the clock.
+    let then = NOW - 900_000_000;
+    let take = || seven(&server, &format!("RL.BUCKET k 1 100ms WITHIN 1m AT {then}"))[3];
+    assert_eq!([take(), take(), take()], [-1, 100, 200]);
+    server.value(&format!("RL.BUCKET k 1 100ms COST -1 AT {}", then + 200));
+    assert_eq!(server.integer("EXISTS k"), 1);
+    assert_eq!(take(), 200);
+}
+
+#[test]
 fn after_force_nobody_waits_and_all_that_was_counted_goes_back() {
     let server = Hosts::with_clock_at(NOW);
     server.value("RL.BUCKET k 10 10s COST 10");

@@ -445,6 +445,8 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
             Some((bucket.refundable(refund, limit), bucket.level_of(1)))
         };
         let waiting: ArrayVec<(u128, u128), MAX_TIERS> = left.iter().filter_map(waits).collect();
+        // By AT, the time is that at which the units would be there, and others may wait until then.
+        let waited = left.iter().any(|bucket| bucket.awaited && bucket.newest_units() >= refund.ended_by);
         for bucket in &mut left {
             let Some(limit) = named(bucket.window).map(|quota| quota.limit()) else { continue };
             let unit = bucket.level_of(1);
@@ -454,7 +456,7 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
             units = units.max(bucket.refund(refundable, limit, refund));
         }
         left.retain(|bucket| bucket.level > 0);
-        let emptied = units > 0 && !left.iter().any(|bucket| bucket.is_live(refund.ended_by));
+        let emptied = units > 0 && !left.iter().any(|bucket| waited || bucket.is_live(refund.ended_by));
         if units > 0 && !emptied {
             self.replace(&left);
         }
