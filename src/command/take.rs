@@ -54,9 +54,12 @@ fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
     let taken = take.run(key.handle_mut(), &mut fresh)?;
     let Taken { verdict, outcome, pending, counted, .. } = taken;
     if pending.is_told_first() {
-        let back = outcome.moved_back_to(take.time.clock);
-        let counted = || Counted::of(take.algorithm, take.quotas, take.cost, &outcome, back);
-        key.call().replicate(name, || pending.effect(back, counted));
+        // Copies, by `move`: a closure that borrows the request would keep it in memory for the whole command.
+        let Take { algorithm, quotas, cost, time, .. } = take;
+        key.call().replicate(name, move || {
+            let back = outcome.moved_back_to(time.clock);
+            pending.effect(back, || Counted::of(algorithm, quotas, cost, &outcome, back))
+        });
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.
