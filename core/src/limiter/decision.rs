@@ -8,7 +8,7 @@ use std::{fmt, slice};
 use arrayvec::ArrayVec;
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::lifetime::{Change, MoveBack, Outcome, TimeSource};
+use super::lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
@@ -230,6 +230,15 @@ macro_rules! with_tiers {
     };
 }
 
+/// Where a request has found the key's own time.
+#[derive(Clone, Copy)]
+struct Found {
+    /// See [`Outcome::ahead`].
+    ahead: bool,
+    /// See [`Outcome::moved_back`].
+    moved_back: Option<MostAhead>,
+}
+
 /// What is asked of one key: to be decided by the same steps for every [`State`].
 #[derive(Clone, Copy)]
 pub struct Claim {
@@ -264,11 +273,12 @@ impl Claim {
         force: bool,
     ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
+        let found = self.find(state);
         Ok(with_tiers!(self, state, quotas, tiers => {
             let limited = any_refuses(tiers);
             let outcome = match force || !limited {
-                true => self.commit(state, tiers),
-                false => self.outcome(state, tiers),
+                true => self.commit(state, tiers, found),
+                false => self.outcome(state, tiers, found),
             };
             Decision { verdict: self.verdict(state, tiers, limited), outcome }
         }))
@@ -283,13 +293,14 @@ impl Claim {
         most_ms: u64,
     ) -> Result<Decision, TakeError> {
         self.check_windows_fit(state, quotas)?;
+        let found = self.move_back(state, MostAhead::Nothing);
         Ok(with_tiers!(self, state, quotas, tiers => {
             let wait = tiers.iter().map(|tier| self.retry_after(state, tier)).max().unwrap_or(Wait::Ms(0));
             let limited = wait > Wait::Ms(most_ms);
             tiers.iter_mut().for_each(|tier| tier.refuses = limited);
             let outcome = match limited {
-                true => self.outcome(state, tiers),
-                false => self.commit(state, tiers),
+                true => self.outcome(state, tiers, found),
+                false => self.commit(state, tiers, found),
             };
             let retry_after_ms = match wait.ms() {
                 Some(wait_ms) if limited => Some(wait_ms - most_ms),
@@ -308,10 +319,11 @@ impl Claim {
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
+        let found = self.find(state);
         with_tiers!(self, state, quotas, tiers => {
             let outcome = match counts {
-                true => self.commit(state, tiers),
-                false => self.outcome(state, tiers),
+                true => self.commit(state, tiers, found),
+                false => self.outcome(state, tiers, found),
             };
             for tier in &*tiers {
                 let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
@@ -330,9 +342,10 @@ impl Claim {
         ahead: bool,
     ) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
+        let found = self.find(state);
         Ok(with_tiers!(self, state, quotas, tiers => {
             tiers.iter_mut().for_each(|tier| tier.refuses &= !ahead);
-            self.commit(state, tiers)
+            self.commit(state, tiers, found)
         }))
     }
 
@@ -342,8 +355,27 @@ impl Claim {
         self.check_windows_fit(state, quotas)?;
         Ok(with_tiers!(self, state, quotas, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
-            Decision { verdict, outcome: self.outcome(state, tiers) }
+            let found = Found { ahead: state.is_ahead_of(self.time.now()), moved_back: None };
+            Decision { verdict, outcome: self.outcome(state, tiers, found) }
         }))
+    }
+
+    /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    fn find<S: StateMut>(&self, state: &mut S) -> Found {
+        if state.is_ahead_of(self.time.now()) {
+            self.move_back(state, state.source().most_ahead())
+        } else {
+            Found { ahead: false, moved_back: None }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn move_back<S: StateMut>(&self, state: &mut S, most: MostAhead) -> Found {
+        let Time { clock, at } = self.time;
+        let moved = at.is_none() && state.move_back(MoveBack { clock, most });
+        Found { ahead: state.is_ahead_of(self.time.now()), moved_back: moved.then_some(most) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
@@ -355,20 +387,20 @@ impl Claim {
 
     /// Counts the units, or gives them back.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
         if self.cost.get() < 0 {
-            return self.refund(state, tiers);
+            return self.refund(state, tiers, found);
         }
         let mut change = Change::default();
         if self.cost.taken() > 0 {
             change = state.add(tiers, self.cost.taken(), self.time.now());
         }
-        Outcome { change, ..self.outcome(state, tiers) }
+        Outcome { change, ..self.outcome(state, tiers, found) }
     }
 
     #[cold]
     #[inline(never)]
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>]) -> Outcome {
+    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
         // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
         let as_of = self.time.at.unwrap_or_else(|| state.newest_units_in(&quotas).max(self.time.clock));
@@ -384,19 +416,19 @@ impl Claim {
             }
         }
         let change = Change { units, given_back: true, ..Change::default() };
-        Outcome { change, as_of, emptied, ..self.outcome(state, tiers) }
+        let found = Found { ahead: state.is_ahead_of(self.time.now()), ..found };
+        Outcome { change, as_of, emptied, ..self.outcome(state, tiers, found) }
     }
 
     /// The outcome of a request that changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>]) -> Outcome {
-        let as_of = self.time.now();
+    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], found: Found) -> Outcome {
         Outcome {
             change: Change::default(),
-            as_of,
+            as_of: self.time.now(),
             emptied: false,
-            ahead: state.is_ahead_of(as_of),
-            moved_back: None,
+            ahead: found.ahead,
+            moved_back: found.moved_back,
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
         }

@@ -7,7 +7,7 @@ use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
 use super::decision::{Claim, Decision, RowVerdict, State, StateMut, TakeError};
-use super::lifetime::{MostAhead, MoveBack, Outcome, TimeSource};
+use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
@@ -233,27 +233,10 @@ impl Limiter {
         time: Time,
         verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
-        let moved_back = self.move_back_if_ahead(time);
         if counts {
             self.make_room(quotas, cost, time);
         }
-        let outcome = change!(self, state => Claim { cost, time }.commit_if(state, quotas, counts, verdicts));
-        Outcome { moved_back, ..outcome }
-    }
-
-    /// Moves a key back that is too far ahead of the clock. Returns how far ahead it could have been, if so.
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn move_back_if_ahead(&mut self, time: Time) -> Option<MostAhead> {
-        if time.at.is_some() || !self.is_ahead_of(time.clock) {
-            return None;
-        }
-        self.move_back_to(time.clock, self.source().most_ahead())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn move_back_to(&mut self, clock: UnixMs, most: MostAhead) -> Option<MostAhead> {
-        self.move_back(MoveBack { clock, most }).then_some(most)
+        change!(self, state => Claim { cost, time }.commit_if(state, quotas, counts, verdicts))
     }
 
     /// Decides, and commits the request if it is allowed or if `force` is set: in one pass.
@@ -263,26 +246,6 @@ impl Limiter {
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub fn decide_and_commit(
-        &mut self,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        force: bool,
-        time: Time,
-    ) -> Result<Decision, TakeError> {
-        let mut moved_back = None;
-        if time.at.is_none() && self.is_ahead_of(time.clock) {
-            self.is_limited(algorithm, quotas, cost, time)?;
-            moved_back = self.move_back_to(time.clock, self.source().most_ahead());
-        }
-        let Decision { verdict, outcome } =
-            self.decide_and_commit_in_place(algorithm, quotas, cost, force, time)?;
-        Ok(Decision { verdict, outcome: Outcome { moved_back, ..outcome } })
-    }
-
-    /// The same for a key that is where it is to be decided.
-    #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn decide_and_commit_in_place(
         &mut self,
         algorithm: Algorithm,
         quotas: &[Quota],
@@ -370,13 +333,14 @@ impl Limiter {
         most_ms: u64,
         time: Time,
     ) -> Result<Decision, TakeError> {
-        self.is_limited(Algorithm::Bucket, quotas, cost, time)?;
-        let moved_back =
-            if time.at.is_none() { self.move_back_to(time.clock, MostAhead::Nothing) } else { None };
-        let claim = Claim { cost, time };
-        let Decision { verdict, outcome } =
-            claim.decide_and_commit_within(&mut Buckets(self), quotas, most_ms)?;
-        Ok(Decision { verdict, outcome: Outcome { moved_back, ..outcome } })
+        match self {
+            any_buckets!() => {
+                Claim { cost, time }.decide_and_commit_within(&mut Buckets(self), quotas, most_ms)
+            }
+            Limiter::Counters(_) | Limiter::Large(_) | any_short!() => {
+                Err(TakeError::OtherAlgorithm(self.algorithm()))
+            }
+        }
     }
 
     /// Counts the units, or gives them back, without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
