@@ -342,9 +342,12 @@ impl Claim {
         ahead: bool,
     ) -> Result<Outcome, TakeError> {
         self.check_windows_fit(state, quotas)?;
-        let found = self.find(state);
+        // A copy is told what follows from where the key's own time is.
+        let found = Found { ahead: false, moved_back: None };
         Ok(with_tiers!(self, state, quotas, tiers => {
-            tiers.iter_mut().for_each(|tier| tier.refuses &= !ahead);
+            if ahead {
+                tiers.iter_mut().for_each(|tier| tier.refuses = false);
+            }
             self.commit(state, tiers, found)
         }))
     }

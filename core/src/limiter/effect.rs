@@ -96,6 +96,13 @@ impl Counted {
         Time { clock: UnixMs::default(), at: Some(self.at) }
     }
 
+    #[cold]
+    fn move_back(&self, limiter: &mut Limiter, to: MoveBack) -> Result<(), TakeError> {
+        self.check(limiter)?;
+        limiter.move_back(to);
+        Ok(())
+    }
+
     /// Whether the limiter can count the units, or give them back. Changes nothing.
     ///
     /// # Errors
@@ -110,11 +117,10 @@ impl Counted {
     /// # Errors
     ///
     /// Those of [`check`](Self::check). An error changes nothing.
-    #[inline]
+    #[inline(always)]
     pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, TakeError> {
         if let Some(to) = self.moved_back {
-            self.check(limiter)?;
-            limiter.move_back(to);
+            self.move_back(limiter, to)?;
         }
         let outcome =
             limiter.record(self.algorithm, &self.quotas, self.units, self.taken_ahead, self.time())?;
