@@ -53,14 +53,10 @@ fn register(loading: &Loading, arguments: c_int) -> Result<(), LoadFailed> {
     info::register(loading)?;
     keyspace::create_type(loading)?;
     loading.create_category(CATEGORY);
-    for algorithm in Algorithm::ALL {
-        match algorithm {
-            Algorithm::Fixed => loading.create_command::<command::Fixed>(&FIXED, CATEGORY),
-            Algorithm::Sliding => loading.create_command::<command::Sliding>(&SLIDING, CATEGORY),
-            Algorithm::Log => loading.create_command::<command::Log>(&LOG, CATEGORY),
-            Algorithm::Bucket => loading.create_command::<command::Bucket>(&BUCKET, CATEGORY),
-        }?;
-    }
+    loading.create_command::<command::Fixed>(&FIXED, CATEGORY)?;
+    loading.create_command::<command::Sliding>(&SLIDING, CATEGORY)?;
+    loading.create_command::<command::Log>(&LOG, CATEGORY)?;
+    loading.create_command::<command::Bucket>(&BUCKET, CATEGORY)?;
     loading.create_command::<command::All>(&ALL, CATEGORY)?;
     loading.create_command::<command::Peek>(&PEEK, CATEGORY)?;
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
@@ -71,110 +67,85 @@ fn register(loading: &Loading, arguments: c_int) -> Result<(), LoadFailed> {
     Ok(())
 }
 
+/// What the commands of the algorithms share.
+const fn limiting(algorithm: Algorithm) -> Description {
+    let verb = Verb::Take(algorithm);
+    Description {
+        is_fast: true,
+        complexity: c"O(T), where T is the number of limit window pairs",
+        depends_on_time: true,
+        arguments: &[KEY, TIERS, COST, MODE, AT],
+        ..Description::new(verb.name(), verb.arity(), Access::Update, c"1.0.0")
+    }
+}
+
 const FIXED: Description = Description {
-    name: Verb::Take(Algorithm::Fixed).name(),
     summary: c"Limits requests by one count in each window, aligned to the Unix epoch.",
-    ..COMMON
+    ..limiting(Algorithm::Fixed)
 };
 
 const SLIDING: Description = Description {
-    name: Verb::Take(Algorithm::Sliding).name(),
     summary:
         c"Limits requests by this window's count and a share of the previous one's, weighted by its overlap.",
-    ..COMMON
+    ..limiting(Algorithm::Sliding)
 };
 
 const LOG: Description = Description {
-    name: Verb::Take(Algorithm::Log).name(),
     summary: c"Limits requests exactly, by the time of every unit in the window.",
     complexity: c"O(T) amortized, where T is the number of limit window pairs",
-    ..COMMON
+    ..limiting(Algorithm::Log)
 };
 
 const BUCKET: Description = Description {
-    name: Verb::Take(Algorithm::Bucket).name(),
     summary:
         c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
     arguments: &[KEY, TIERS, COST, BUCKET_MODE, AT],
-    ..COMMON
+    ..limiting(Algorithm::Bucket)
 };
 
 const ALL: Description = Description {
-    name: Verb::All.name(),
-    flags: c"write deny-oom",
-    arity: Verb::All.arity(),
     last_key: -5,
     key_step: 5,
     summary: c"Limits a request by several keys at once: all of them allow it, or nothing is counted.",
     complexity: c"O(N), where N is the number of rows",
+    depends_on_time: true,
     arguments: &[ROWS, FORCE, AT],
-    ..COMMON
+    ..Description::new(Verb::All.name(), Verb::All.arity(), Access::Update, c"1.0.0")
 };
 
 const PEEK: Description = Description {
-    name: Verb::Peek.name(),
-    flags: c"readonly fast",
-    access: Access::Read,
+    is_fast: true,
     summary: c"Shows whether a request would be allowed, without counting it.",
+    complexity: c"O(T), where T is the number of limit window pairs",
+    depends_on_time: true,
     arguments: &[KEY, TIERS, COST, AT],
-    ..COMMON
+    ..Description::new(Verb::Peek.name(), Verb::Peek.arity(), Access::Read, c"1.0.0")
 };
 
 const INFO: Description = Description {
-    name: Verb::Info.name(),
-    flags: c"readonly fast",
-    arity: Verb::Info.arity(),
-    access: Access::Read,
+    is_fast: true,
     summary: c"Shows what a key counts.",
     complexity: c"O(1)",
+    depends_on_time: true,
     arguments: &[KEY],
-    ..COMMON
+    ..Description::new(Verb::Info.name(), Verb::Info.arity(), Access::Read, c"1.0.0")
 };
 
 const LOAD: Description = Description {
-    name: c"RL.LOAD",
-    flags: c"write deny-oom",
-    arity: 3,
-    access: Access::Create,
-    is_dangerous: true,
     summary: c"Creates a key from its bytes in a snapshot. Not for applications.",
     complexity: c"O(N), where N is the length of the payload",
-    tips: None,
     arguments: &[KEY, Argument::new(c"payload", Kind::Text)],
-    ..COMMON
+    ..Description::new(c"RL.LOAD", 3, Access::Restore, c"1.0.0")
 };
 
-/// Without `deny-oom`: a replica with `replica-ignore-maxmemory no` would refuse what its master has counted.
 const APPLY: Description = Description {
-    name: c"RL.APPLY",
-    flags: c"write",
-    arity: -3,
-    is_dangerous: true,
     last_key: -1,
     key_step: 2,
     summary:
         c"Does to keys what requests did elsewhere. For replicas and append-only files, not for applications.",
     complexity: c"O(N), where N is the number of keys",
-    tips: None,
     arguments: &[EFFECTS],
-    ..COMMON
-};
-
-/// The parts that the commands of the algorithms share, and the defaults of the others.
-const COMMON: Description = Description {
-    name: c"",
-    flags: c"write deny-oom fast",
-    arity: Verb::Peek.arity(),
-    access: Access::Update,
-    is_dangerous: false,
-    last_key: 1,
-    key_step: 1,
-    summary: c"",
-    complexity: c"O(T), where T is the number of limit window pairs",
-    since: c"1.0.0",
-    // The reply depends on the time of the call.
-    tips: Some(c"nondeterministic_output"),
-    arguments: &[KEY, TIERS, COST, MODE, AT],
+    ..Description::new(c"RL.APPLY", -3, Access::Follow, c"1.0.0")
 };
 
 const KEY: Argument = Argument::new(c"key", Kind::Key);

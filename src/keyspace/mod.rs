@@ -24,7 +24,9 @@ use redis_rl_core::request::Refusal;
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(null_mut());
 
 pub fn create_type(loading: &Loading) -> Result<(), LoadFailed> {
-    TYPE.store(loading.create_type(ffi::NAME, ffi::ENCODING_VERSION, ffi::methods())?, Ordering::Relaxed);
+    // SAFETY: values of this type are boxed limiters, which is what the callbacks take.
+    let created = unsafe { loading.create_type(ffi::NAME, ffi::ENCODING_VERSION, ffi::methods()) }?;
+    TYPE.store(created, Ordering::Relaxed);
     Ok(())
 }
 

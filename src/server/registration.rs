@@ -1,13 +1,13 @@
 //! Registers the type and the commands with the server, while it loads the module.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{null, null_mut};
 
 use redis_module::raw;
 
 use super::call::entry;
 use super::context::Context;
-use super::{Command, OK, api, functions, log};
+use super::{Command, OK, api, c_string, functions, log};
 
 /// The context in which the server loads the module.
 pub struct Loading<'l> {
@@ -17,14 +17,12 @@ pub struct Loading<'l> {
 /// The description of a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
 pub struct Description {
     pub name: &'static CStr,
-    /// The server's command flags, separated by spaces.
-    pub flags: &'static CStr,
     /// Number of arguments, the name included; `-n` means at least `n`.
     pub arity: c_int,
     /// How it uses its keys.
     pub access: Access,
-    /// Whether it takes what only a server should write, as RESTORE does.
-    pub is_dangerous: bool,
+    /// Whether it takes a time that does not grow with the number of keys.
+    pub is_fast: bool,
     /// Distance between keys. The first key is the first argument.
     pub key_step: c_int,
     /// Position of the last key; if negative, counted from the end, where -1 is the last argument.
@@ -33,18 +31,66 @@ pub struct Description {
     pub complexity: &'static CStr,
     /// The module version that introduced it.
     pub since: &'static CStr,
-    /// Hints for clients and proxies, separated by spaces.
-    pub tips: Option<&'static CStr>,
+    /// Whether the reply depends on the time of the call.
+    pub depends_on_time: bool,
     pub arguments: &'static [Argument],
 }
 
-/// How a command uses its key, as the server's flags.
+impl Description {
+    /// A slow command on one key, whose reply does not depend on the time.
+    pub const fn new(name: &'static CStr, arity: c_int, access: Access, since: &'static CStr) -> Description {
+        let (key_step, last_key, is_fast, depends_on_time) = (1, 1, false, false);
+        let (summary, complexity, arguments) = (c"", c"", [].as_slice());
+        Description {
+            name,
+            arity,
+            access,
+            is_fast,
+            key_step,
+            last_key,
+            summary,
+            complexity,
+            since,
+            depends_on_time,
+            arguments,
+        }
+    }
+}
+
+/// How a command uses its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum Access {
-    Read = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
-    Update = raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE,
-    Create = raw::REDISMODULE_CMD_KEY_OW | raw::REDISMODULE_CMD_KEY_INSERT,
+    Read,
+    Update,
+    /// Creates a key from bytes, as only a server should.
+    Restore,
+    /// Updates keys as another server did, though memory may be short: a replica with `replica-ignore-maxmemory no` would refuse
+    /// what its master has counted.
+    Follow,
+}
+
+impl Access {
+    /// The server's flags of the command, and those of its keys.
+    fn flags(self) -> (&'static str, u32) {
+        let update =
+            raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE;
+        let (read, create) = (raw::REDISMODULE_CMD_KEY_RO, raw::REDISMODULE_CMD_KEY_OW);
+        match self {
+            Access::Read => ("readonly", read | raw::REDISMODULE_CMD_KEY_ACCESS),
+            Access::Update => ("write deny-oom", update),
+            Access::Restore => ("write deny-oom", create | raw::REDISMODULE_CMD_KEY_INSERT),
+            Access::Follow => ("write", update),
+        }
+    }
+
+    /// The server's ACL categories, to which `own` is added: but who may use it may not use dangerous commands.
+    fn categories(self, own: &str) -> String {
+        match self {
+            Access::Read => format!("read {own}"),
+            Access::Update => format!("write {own}"),
+            Access::Restore | Access::Follow => "write dangerous".into(),
+        }
+    }
 }
 
 /// An argument of a command.
@@ -162,13 +208,17 @@ impl Loading<'_> {
     }
 
     /// Creates a native type. `name` has 9 characters; `encoding_version` is that of its stored form.
-    pub fn create_type(
+    ///
+    /// # Safety
+    ///
+    /// The callbacks are sound for every value that is stored as this type.
+    pub unsafe fn create_type(
         &self,
         name: &CStr,
         encoding_version: c_int,
         mut methods: raw::RedisModuleTypeMethods,
     ) -> Result<*mut raw::RedisModuleType, LoadFailed> {
-        // SAFETY: the server copies name and methods.
+        // SAFETY: the server copies name and methods; the rest is the caller's promise.
         let created = unsafe {
             api!(RedisModule_CreateDataType(
                 self.context.raw(),
@@ -192,14 +242,16 @@ impl Loading<'_> {
 
     /// Creates a command, adds it to its ACL categories and describes it to the server.
     pub fn create_command<C: Command>(&self, about: &Description, category: &CStr) -> Result<(), LoadFailed> {
-        let (name, flags) = (about.name.as_ptr(), about.flags.as_ptr());
+        let name = about.name.as_ptr();
+        let flags =
+            c_string(&format!("{}{}", about.access.flags().0, if about.is_fast { " fast" } else { "" }));
         // SAFETY: the server copies the strings, and calls `entry` as it requires.
         let created = unsafe {
             api!(RedisModule_CreateCommand(
                 self.context.raw(),
                 name,
                 Some(entry::<C>),
-                flags,
+                flags.as_ptr(),
                 1,
                 about.last_key,
                 about.key_step
@@ -208,40 +260,13 @@ impl Loading<'_> {
         if created != OK {
             return Err(self.failed("cannot create a command: is its name taken?"));
         }
-        // SAFETY: the command was just created.
-        let command = unsafe { api!(RedisModule_GetCommand(self.context.raw(), name)) };
-        self.categorize(command, about, category);
-        if describe(command, about) != OK {
+        // SAFETY: the context is valid, and the command was just created.
+        let created = Created(unsafe { api!(RedisModule_GetCommand(self.context.raw(), name)) });
+        created.categorize(about, category);
+        if created.describe(about) != OK {
             return Err(self.failed("cannot describe a command"));
         }
         Ok(())
-    }
-
-    /// Adds a command to the server's ACL categories (Redis 7.2 and newer) and to the module's own (Redis 7.4
-    /// and newer, Valkey 8).
-    fn categorize(&self, command: *mut raw::RedisModuleCommand, about: &Description, own: &CStr) {
-        // SAFETY: these statics are written once, by `Loading::begin`, and this is a `Loading`.
-        let (set, add) =
-            unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) };
-        let Some(set) = set else { return };
-        let is_fast = about.flags.to_bytes().ends_with(b"fast");
-        let mut categories = if is_fast { b"fast ".to_vec() } else { b"slow ".to_vec() };
-        categories.extend_from_slice(match about.access {
-            Access::Read => b"read",
-            Access::Update | Access::Create => b"write",
-        });
-        // Who may use the module's category may not use its dangerous commands.
-        if about.is_dangerous {
-            categories.extend_from_slice(b" dangerous");
-        } else if add.is_some() {
-            categories.push(b' ');
-            categories.extend(own.to_bytes());
-        }
-        let categories = CString::new(categories).unwrap_or_default();
-        // SAFETY: the server copies the names.
-        if unsafe { set(command, categories.as_ptr()) } != OK {
-            log("rl: cannot add a command to its ACL categories");
-        }
     }
 
     fn failed(&self, why: &str) -> LoadFailed {
@@ -250,43 +275,64 @@ impl Loading<'_> {
     }
 }
 
-fn describe(command: *mut raw::RedisModuleCommand, about: &Description) -> c_int {
-    let version = raw::RedisModuleCommandInfoVersion {
-        version: 1,
-        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
-        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
-        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
-    };
-    // SAFETY: numbers and pointers, for which zero is valid. A zeroed element ends the list.
-    let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
-    key_specs[0].flags = about.access as u64;
-    key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
-    key_specs[0].bs.index.pos = 1;
-    key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    // Key specs count from the first key, unless negative.
-    key_specs[0].fk.range.lastkey = if about.last_key < 0 { about.last_key } else { about.last_key - 1 };
-    key_specs[0].fk.range.keystep = about.key_step;
+/// A command that this module has just created.
+struct Created(*mut raw::RedisModuleCommand);
 
-    // `arguments` points to these lists until the server has copied them.
-    let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =
-        about.arguments.iter().map(|arg| list(arg.parts)).collect();
-    let mut arguments = list(about.arguments);
-    for (argument, parts) in arguments.iter_mut().zip(&mut parts) {
-        argument.subargs = if parts.len() > 1 { parts.as_mut_ptr() } else { null_mut() };
+impl Created {
+    /// Adds the command to the server's ACL categories (Redis 7.2 and newer) and to the module's own (Redis 7.4
+    /// and newer, Valkey 8).
+    fn categorize(&self, about: &Description, own: &CStr) {
+        // SAFETY: these statics are written once, by `Loading::begin`, which comes first.
+        let (set, add) =
+            unsafe { (raw::RedisModule_SetCommandACLCategories, raw::RedisModule_AddACLCategory) };
+        let Some(set) = set else { return };
+        let own = if add.is_some() { own.to_str().unwrap_or_default() } else { "" };
+        let speed = if about.is_fast { "fast" } else { "slow" };
+        let categories = format!("{speed} {}", about.access.categories(own));
+        // SAFETY: the command exists, and the server copies the names.
+        if unsafe { set(self.0, c_string(categories.trim_end()).as_ptr()) } != OK {
+            log("rl: cannot add a command to its ACL categories");
+        }
     }
-    let info = raw::RedisModuleCommandInfo {
-        version: &version,
-        summary: about.summary.as_ptr(),
-        complexity: about.complexity.as_ptr(),
-        since: about.since.as_ptr(),
-        history: null_mut(),
-        tips: pointer(about.tips),
-        arity: about.arity,
-        key_specs: key_specs.as_mut_ptr(),
-        args: arguments.as_mut_ptr(),
-    };
-    // SAFETY: every list ends with a zeroed element, and the server copies all of it.
-    unsafe { api!(RedisModule_SetCommandInfo(command, &info)) }
+
+    fn describe(&self, about: &Description) -> c_int {
+        let version = raw::RedisModuleCommandInfoVersion {
+            version: 1,
+            sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+            sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+            sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+        };
+        // SAFETY: numbers and pointers, for which zero is valid. A zeroed element ends the list.
+        let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+        key_specs[0].flags = u64::from(about.access.flags().1);
+        key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+        key_specs[0].bs.index.pos = 1;
+        key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+        // Key specs count from the first key, unless negative.
+        key_specs[0].fk.range.lastkey = if about.last_key < 0 { about.last_key } else { about.last_key - 1 };
+        key_specs[0].fk.range.keystep = about.key_step;
+
+        // `arguments` points to these lists until the server has copied them.
+        let mut parts: Vec<Vec<raw::RedisModuleCommandArg>> =
+            about.arguments.iter().map(|arg| list(arg.parts)).collect();
+        let mut arguments = list(about.arguments);
+        for (argument, parts) in arguments.iter_mut().zip(&mut parts) {
+            argument.subargs = if parts.len() > 1 { parts.as_mut_ptr() } else { null_mut() };
+        }
+        let info = raw::RedisModuleCommandInfo {
+            version: &version,
+            summary: about.summary.as_ptr(),
+            complexity: about.complexity.as_ptr(),
+            since: about.since.as_ptr(),
+            history: null_mut(),
+            tips: pointer(about.depends_on_time.then_some(c"nondeterministic_output")),
+            arity: about.arity,
+            key_specs: key_specs.as_mut_ptr(),
+            args: arguments.as_mut_ptr(),
+        };
+        // SAFETY: the command exists; every list ends with a zeroed element, and the server copies all of it.
+        unsafe { api!(RedisModule_SetCommandInfo(self.0, &info)) }
+    }
 }
 
 /// `arguments` as the server's structs, ended by a zeroed one.
