@@ -14,7 +14,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl_core::encoding::{decode, encode};
 use redis_rl_core::limiter::several::Parts;
 use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
-use redis_rl_core::request::{self, Request, Verb};
+use redis_rl_core::request::{self, Arguments, Verb};
 
 fn main() {
     let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));
@@ -184,7 +184,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 }
 
 fn parse(args: &[&str]) {
-    measured(|| Request::parse(black_box(args), Verb::Take(Algorithm::Log))).expect("a request");
+    measured(|| Arguments::parse(black_box(args), Verb::Take(Algorithm::Log))).expect("a request");
 }
 
 /// Parses rows, each with a key of its own.

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 
 use redis_rl_core::encoding::{decode_effect, encode_effect};
-use redis_rl_core::limiter::key::{self, Take};
+use redis_rl_core::limiter::key::{self, Request};
 use redis_rl_core::limiter::{
-    Algorithm, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Pending, Quota,
-    TakeError, Time, UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mismatch, Mode, Pending, Quota,
+    Recorded, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -107,12 +107,12 @@ impl MemoryKey<'_> {
             *self.limiter = fresh;
         }
         assert!(!pending.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
-        *self.expires_at = pending.expires.or(*self.expires_at);
+        *self.expires_at = pending.moved.expires.or(*self.expires_at);
     }
 }
 
 /// Does what a command does between its arguments and its reply.
-pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TakeError> {
+pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, Mismatch> {
     answer_and_send(limiter, &mut None, call, |_| {})
 }
 
@@ -122,7 +122,7 @@ pub fn answer_and_send(
     expires_at: &mut Option<UnixMs>,
     call: &Call,
     mut send: impl FnMut(Effect),
-) -> Result<Answer, TakeError> {
+) -> Result<Answer, Mismatch> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
         let mut time = call.time(call.now);
@@ -135,26 +135,27 @@ pub fn answer_and_send(
     }
     let algorithm = limiter.algorithm();
     let mut key = MemoryKey { limiter, expires_at };
-    let mut take = |now| {
-        let take = Take { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
+    let mut run = |now| {
+        let request =
+            Request { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
         let mut fresh = None;
-        let taken = take.run(&mut key, &mut fresh)?;
-        if taken.pending.is_any() {
-            let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome);
-            send(taken.pending.effect(counted));
+        let answer = request.run(&mut key, &mut fresh)?;
+        if answer.pending.is_any() {
+            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome);
+            send(answer.pending.effect(recorded));
         }
-        key.carry_out(fresh, taken.pending);
-        let (outcome, verdict) = (taken.outcome, taken.verdict);
+        key.carry_out(fresh, answer.pending);
+        let (outcome, verdict) = (answer.outcome, answer.verdict);
         Ok(Answer {
             verdict,
             changed: outcome.changed().then_some(outcome.as_of.get()),
-            taken: taken.counted.map(|counted| counted.units.get()),
-            at: taken.counted.filter(|_| call.is_within()).map(|counted| counted.at.get()),
+            taken: answer.granted.map(|granted| granted.units.get()),
+            at: answer.granted.filter(|_| call.is_within()).map(|granted| granted.at.get()),
         })
     };
-    let mut answer = take(call.now)?;
+    let mut answer = run(call.now)?;
     for now in call.times().skip(1) {
-        answer = take(now)?;
+        answer = run(now)?;
     }
     Ok(answer)
 }
@@ -167,13 +168,13 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     let (mut key, mut fresh) = (MemoryKey { limiter: copy, expires_at }, None);
     let pending = key::apply(effect, &mut key, &mut fresh).expect("it fits, as it did");
     match effect {
-        Effect::Counted(counted) => {
+        Effect::Recorded(recorded) => {
             assert!(pending.changed && !pending.emptied);
-            assert_eq!(pending.expires, counted.expires, "it is told");
+            assert_eq!(pending.moved.expires, recorded.moved.expires, "it is told");
         }
         Effect::Moved(moved) => {
-            assert!(moved.back.is_some() || moved.expires.is_some());
-            assert_eq!((pending.moved_back, pending.expires), (moved.back, moved.expires));
+            assert!(moved.is_any());
+            assert_eq!(pending.moved, *moved);
         }
         Effect::Deleted => assert!(pending.emptied),
     }
@@ -190,7 +191,7 @@ pub fn any_limit(window_ms: u64) -> Quota {
 }
 
 /// The model's answer.
-pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
+pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, Mismatch> {
     let Call { quotas, cost, .. } = call;
     let held = model.clone();
     let (mut limited, mut changed) = (false, None);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use redis_rl_core::limiter::{
-    Algorithm, Bucket, MAX_SAFE_INTEGER, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage,
+    Algorithm, Bucket, MAX_SAFE_INTEGER, Mismatch, Quota, SlidingCounts, Verdict, WindowMs, WindowUsage,
 };
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
@@ -549,7 +549,7 @@ impl Model {
     }
 
     /// A request that takes units fails if its windows do not fit into the key.
-    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TakeError> {
+    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), Mismatch> {
         let now = i128::from(now);
         let live: Vec<i128> = match &self.state {
             State::Windows(windows) => windows.live(now).collect(),
@@ -559,7 +559,7 @@ impl Model {
         let mut windows: Vec<i128> = live.into_iter().chain(quotas.iter().map(window_of)).collect();
         windows.sort();
         windows.dedup();
-        if cost > 0 && windows.len() > MAX_LIVE_WINDOWS { Err(TakeError::TooManyWindows) } else { Ok(()) }
+        if cost > 0 && windows.len() > MAX_LIVE_WINDOWS { Err(Mismatch::TooManyWindows) } else { Ok(()) }
     }
 
     /// The reply to the request in the current state.

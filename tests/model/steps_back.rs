@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
-use redis_rl_core::limiter::key::{Take, Taken};
-use redis_rl_core::limiter::{Algorithm, Cost, Counted, Limiter, Mode, Quota, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::key::{Answer, Request};
+use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Mode, Quota, Recorded, Time, UnixMs, WindowMs};
 
 use crate::calls::{MemoryKey, apply, quota};
 use crate::cases;
@@ -39,25 +39,25 @@ impl Host {
         }
     }
 
-    fn take(&mut self, quotas: &[Quota], cost: i64, mode: Mode, at: Option<u64>) -> Taken {
+    fn take(&mut self, quotas: &[Quota], cost: i64, mode: Mode, at: Option<u64>) -> Answer {
         let time = Time { clock: UnixMs::saturating(self.clock), at: at.map(UnixMs::saturating) };
         let (algorithm, cost) = (self.algorithm, Cost::new(cost).expect("a cost"));
-        let take = Take { algorithm, quotas, cost, mode, time };
+        let request = Request { algorithm, quotas, cost, mode, time };
         let mut key = MemoryKey { limiter: &mut self.limiter, expires_at: &mut self.expires_at };
         let (mut fresh, before) = (None, *key.expires_at);
-        let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
-        if taken.pending.is_any() {
-            let effect = taken.pending.effect(|| Counted::of(algorithm, quotas, cost, &taken.outcome));
+        let answer = request.run(&mut key, &mut fresh).expect("the windows fit");
+        if answer.pending.is_any() {
+            let effect = answer.pending.effect(|| Recorded::of(algorithm, quotas, cost, &answer.outcome));
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
-        key.carry_out(fresh, taken.pending);
-        self.moves += usize::from(taken.pending.moved_back.is_some());
+        key.carry_out(fresh, answer.pending);
+        self.moves += usize::from(answer.pending.moved.back.is_some());
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }
         assert_eq!(encode(&self.copy), encode(&self.limiter), "the copy is equal");
         assert_eq!(self.copy_expires_at, self.expires_at, "the copy expires at the same time");
-        taken
+        answer
     }
 
     /// Whether a request would be refused after `ms` in which nothing touches the key.
@@ -197,15 +197,15 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 }
             }
             Act::Partial(units) => {
-                let taken = host.take(quotas, *units, Mode::Partial, None).counted.expect("PARTIAL").units;
+                let taken = host.take(quotas, *units, Mode::Partial, None).granted.expect("PARTIAL").units;
                 if taken.get() > 0 {
-                    count(&host, taken.taken(), false);
+                    count(&host, taken.to_take(), false);
                 }
             }
             Act::Within(units, ms) => {
                 let within = Mode::Within(WindowMs::new(*ms).expect("a wait"));
-                let taken = host.take(quotas, *units, within, None);
-                let (reply, counted) = (taken.reply(), taken.counted.expect("WITHIN"));
+                let answer = host.take(quotas, *units, within, None);
+                let (reply, granted) = (answer.reply(), answer.granted.expect("WITHIN"));
                 if reply.limited {
                     // One millisecond less is not enough.
                     if let Some(wait) = reply.retry_after_ms {
@@ -219,7 +219,7 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 } else {
                     let wait = reply.retry_after_ms.unwrap_or(0);
                     prop_assert!(wait <= *ms);
-                    let (units, at, waited) = (*units as u64, counted.at.get(), wait > 0);
+                    let (units, at, waited) = (*units as u64, granted.at.get(), wait > 0);
                     let true_ms = true_ms + wait;
                     passed.push(Passed { true_ms, at, units, forced: false, waited, moves: host.moves });
                 }

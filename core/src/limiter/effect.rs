@@ -1,7 +1,7 @@
 //! What a request did to a key, and how a copy of the key does the same: without deciding again.
 
 use super::algorithm::Algorithm;
-use super::decision::TakeError;
+use super::decision::Mismatch;
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
 use super::state::Limiter;
@@ -10,7 +10,7 @@ use super::state::Limiter;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It counted units, or gave some back.
-    Counted(Counted),
+    Recorded(Recorded),
     /// It counted nothing, but moved the key in time.
     Moved(Moved),
     /// It gave back the last unit that counted, so the key was deleted.
@@ -24,18 +24,25 @@ impl Effect {
     }
 }
 
-/// What moved of a key in which nothing was counted: at least one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a key moved in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The key was moved back.
+    /// How it was moved back, before anything was counted.
     pub back: Option<MoveBack>,
-    /// The key expires at another time.
+    /// When it expires from then on; `None` if that did not change.
     pub expires: Option<UnixMs>,
+}
+
+impl Moved {
+    /// Whether it moved at all.
+    pub fn is_any(&self) -> bool {
+        self.back.is_some() || self.expires.is_some()
+    }
 }
 
 /// Units that were counted or given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct Recorded {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Units counted, or given back if negative; not 0.
@@ -43,46 +50,43 @@ pub struct Counted {
     /// The time as of which that was done.
     pub at: UnixMs,
     /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
-    /// [`Counted::quota`] and [`Algorithm::counts_by_limit`].
+    /// [`Recorded::quota`] and [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
-    pub forgets: bool,
-    /// Whether the units were taken from a bucket ahead, so that somebody waits for them.
-    pub taken_ahead: bool,
-    /// How the key was moved back before that.
-    pub moved_back: Option<MoveBack>,
-    /// When the key expires from then on; `None` if that did not change.
-    pub expires: Option<UnixMs>,
+    pub forgot: bool,
+    /// Whether somebody waits for the units: `WITHIN` counted them in a bucket that lacked them.
+    pub awaited: bool,
+    /// How the key moved in time.
+    pub moved: Moved,
 }
 
-impl Counted {
+impl Recorded {
     /// What a request has counted or given back, in a key whose expiry did not change.
     #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Counted {
-        let forgets = outcome.change.forgot;
+    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
+        let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
-            false => Counted::quota(quota.window(), forgets),
+            false => Recorded::quota(quota.window(), forgot),
         };
         // How far a bucket fills up depends on all that is given back, not only on what was missing.
         let told_whole = algorithm.counts_by_limit() && cost.get() < 0;
-        Counted {
+        Recorded {
             algorithm,
             units: if told_whole { cost } else { cost.at_most(outcome.change.units) },
             at: outcome.as_of,
             quotas: quotas.iter().map(told).collect(),
-            forgets,
-            taken_ahead: outcome.change.taken_ahead,
-            moved_back: outcome.moved_back,
-            expires: None,
+            forgot,
+            awaited: outcome.change.awaited,
+            moved: Moved { back: outcome.moved_back, expires: None },
         }
     }
 
-    /// The quota by which a copy counts that is not told a limit. Only what a log forgets depends on the limit: at 0 it forgets an
+    /// The quota by which a copy counts that is not told a limit. Only what a log forgot depends on the limit: at 0 it forgot an
     /// entry, as the request did; at the largest, none that the request kept.
     #[inline(always)]
-    pub fn quota(window: WindowMs, forgets: bool) -> Quota {
-        Quota::new(if forgets { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
+    pub fn quota(window: WindowMs, forgot: bool) -> Quota {
+        Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
     /// The time of the request alone: whatever the clock of a copy says, nothing has ended there until the copy is told so.
@@ -95,7 +99,7 @@ impl Counted {
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows.
-    pub fn check(&self, limiter: &Limiter) -> Result<(), TakeError> {
+    pub fn check(&self, limiter: &Limiter) -> Result<(), Mismatch> {
         limiter.is_limited(self.algorithm, &self.quotas, self.units, self.time()).map(drop)
     }
 
@@ -105,26 +109,24 @@ impl Counted {
     ///
     /// Those of [`check`](Self::check). An error changes nothing.
     #[inline]
-    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, TakeError> {
-        if let Some(to) = self.moved_back {
+    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, Mismatch> {
+        if let Some(to) = self.moved.back {
             self.check(limiter)?;
             limiter.move_back(to);
         }
-        let outcome =
-            limiter.record(self.algorithm, &self.quotas, self.units, self.taken_ahead, self.time())?;
+        let outcome = limiter.record(self.algorithm, &self.quotas, self.units, self.awaited, self.time())?;
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Unknown);
-        let expires = match self.expires {
+        let expires = match self.moved.expires {
             // The key was there when the request came, but is missing here. Without an expiry it would live forever.
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime_ms(self.at))),
             told => told,
         };
-        Ok(Pending {
-            changed,
-            emptied: outcome.emptied,
-            moved_back: self.moved_back.filter(|_| !is_new),
+        let moved = Moved {
+            back: self.moved.back.filter(|_| !is_new),
             expires: expires.filter(|_| changed || !is_new),
-        })
+        };
+        Ok(Pending { changed, emptied: outcome.emptied, moved })
     }
 }
 
@@ -135,16 +137,14 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
-    /// How the key was moved back. Nothing is to be done about that but to tell copies.
-    pub moved_back: Option<MoveBack>,
-    /// When the key expires, if that changes.
-    pub expires: Option<UnixMs>,
+    /// How the key moved in time. It is back already, but is still to expire at its new time.
+    pub moved: Moved,
 }
 
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed || self.expires.is_some() || self.moved_back.is_some()
+        self.changed || self.moved.is_any()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -152,14 +152,14 @@ impl Pending {
         self.is_any() && !self.emptied
     }
 
-    /// What copies are told of it; `counted` is what was counted or given back.
+    /// What copies are told of it; `recorded` is what was counted or given back.
     #[inline(always)]
-    pub fn effect(&self, counted: impl FnOnce() -> Counted) -> Effect {
-        let Pending { changed, emptied, moved_back: back, expires } = *self;
+    pub fn effect(&self, recorded: impl FnOnce() -> Recorded) -> Effect {
+        let Pending { changed, emptied, moved } = *self;
         match (emptied, changed) {
             (true, _) => Effect::Deleted,
-            (false, false) => Effect::Moved(Moved { back, expires }),
-            (false, true) => Effect::Counted(Counted { expires, ..counted() }),
+            (false, false) => Effect::Moved(moved),
+            (false, true) => Effect::Recorded(Recorded { moved, ..recorded() }),
         }
     }
 }

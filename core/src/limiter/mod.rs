@@ -30,8 +30,8 @@ pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
-pub use decision::{Decision, RowVerdict, TakeError, Verdict, Wait};
-pub use effect::{Counted, Effect, Moved, Pending};
+pub use decision::{Decision, Mismatch, RowVerdict, Verdict, Wait};
+pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::{Key, Mode};
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
 pub use quota::{

@@ -6,7 +6,7 @@ use std::slice;
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
-use super::decision::{Claim, Decision, RowVerdict, State, StateMut, TakeError};
+use super::decision::{Claim, Decision, Mismatch, RowVerdict, State, StateMut};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
@@ -217,7 +217,7 @@ impl Limiter {
         quotas: &[Quota],
         cost: Cost,
         time: Time,
-    ) -> Result<bool, TakeError> {
+    ) -> Result<bool, Mismatch> {
         self.check_algorithm(algorithm)?;
         read!(self, state => Claim { cost, time }.is_limited(state, quotas))
     }
@@ -252,7 +252,7 @@ impl Limiter {
         cost: Cost,
         force: bool,
         time: Time,
-    ) -> Result<Decision, TakeError> {
+    ) -> Result<Decision, Mismatch> {
         let claim = Claim { cost, time };
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
@@ -267,26 +267,26 @@ impl Limiter {
             }
             any_short!() => {
                 let mut short = Short::new(&mut *self);
-                if short.surely_has_room(cost.taken(), time.now()) {
+                if short.surely_has_room(cost.to_take(), time.as_of()) {
                     return claim.decide_and_commit(&mut short, quotas, force);
                 }
             }
             any_buckets!() => return claim.decide_and_commit(&mut Buckets(self), quotas, force),
         }
-        self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
+        self.decide_and_commit_rarely(algorithm, quotas.iter().copied().collect(), claim, force)
     }
 
     /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: what few requests do.
     /// Inlined, it would make the usual ones slower.
     #[cold]
     #[inline(never)]
-    fn decide_then_commit(
+    fn decide_and_commit_rarely(
         &mut self,
         algorithm: Algorithm,
         quotas: QuotaList,
         claim: Claim,
         force: bool,
-    ) -> Result<Decision, TakeError> {
+    ) -> Result<Decision, Mismatch> {
         let Claim { cost, time } = claim;
         if force | !self.is_limited(algorithm, &quotas, cost, time)? {
             self.make_room(&quotas, cost, time);
@@ -299,13 +299,13 @@ impl Limiter {
     /// # Errors
     ///
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
-    pub fn take_what_fits(
+    pub fn decide_and_commit_part(
         &mut self,
         algorithm: Algorithm,
         quotas: &[Quota],
         cost: Cost,
         time: Time,
-    ) -> Result<Decision, TakeError> {
+    ) -> Result<Decision, Mismatch> {
         let mut decision = self.decide_and_commit(algorithm, quotas, cost, false, time)?;
         if decision.verdict.limited {
             // A peek at no units is allowed, so it tells what remains in the tier that has least: fewer than the cost.
@@ -321,29 +321,29 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Takes units of buckets ahead, if they are there within so many milliseconds. The verdict tells how long to wait for them.
+    /// Counts units in buckets, if they are there within so many milliseconds. The verdict tells how long to wait for them.
     ///
     /// # Errors
     ///
     /// The key is counted by another algorithm than RL.BUCKET, or cannot hold the windows. An error changes nothing.
-    pub fn take_within(
+    pub fn decide_and_commit_within(
         &mut self,
         quotas: &[Quota],
         cost: Cost,
         most_ms: u64,
         time: Time,
-    ) -> Result<Decision, TakeError> {
+    ) -> Result<Decision, Mismatch> {
         match self {
             any_buckets!() => {
                 Claim { cost, time }.decide_and_commit_within(&mut Buckets(self), quotas, most_ms)
             }
             Limiter::Counters(_) | Limiter::Large(_) | any_short!() => {
-                Err(TakeError::OtherAlgorithm(self.algorithm()))
+                Err(Mismatch::OtherAlgorithm(self.algorithm()))
             }
         }
     }
 
-    /// Counts the units, or gives them back, without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
+    /// Counts the units, or gives them back, without a verdict. `awaited`: see [`Recorded::awaited`](super::Recorded::awaited).
     ///
     /// # Errors
     ///
@@ -354,12 +354,12 @@ impl Limiter {
         algorithm: Algorithm,
         quotas: &[Quota],
         cost: Cost,
-        ahead: bool,
+        awaited: bool,
         time: Time,
-    ) -> Result<Outcome, TakeError> {
+    ) -> Result<Outcome, Mismatch> {
         self.check_algorithm(algorithm)?;
         self.make_room(quotas, cost, time);
-        change!(self, state => Claim { cost, time }.record(state, quotas, ahead))
+        change!(self, state => Claim { cost, time }.record(state, quotas, awaited))
     }
 
     /// Moves what is too far ahead of the clock. Returns whether anything was.
@@ -391,15 +391,15 @@ impl Limiter {
     ///
     /// The key cannot hold the windows.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TakeError> {
+    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, Mismatch> {
         read!(self, state => Claim { cost, time }.peek(state, quotas))
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), TakeError> {
+    fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), Mismatch> {
         match self.algorithm() {
             own if own == algorithm => Ok(()),
-            own => Err(TakeError::OtherAlgorithm(own)),
+            own => Err(Mismatch::OtherAlgorithm(own)),
         }
     }
 
@@ -407,9 +407,9 @@ impl Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn make_room(&mut self, quotas: &[Quota], cost: Cost, time: Time) {
         if let any_short!() = self
-            && cost.taken() > 0
+            && cost.to_take() > 0
             && let mut short = Short::new(&mut *self)
-            && !short.make_room(quotas, cost.taken(), time.now())
+            && !short.make_room(quotas, cost.to_take(), time.as_of())
         {
             *self = Limiter::Large(short::lengthened(&short));
         }
