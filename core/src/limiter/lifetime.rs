@@ -14,7 +14,7 @@
 //! The end is when nothing in the key counts any more. A key without an expiry, after PERSIST, gets one only when the end moves.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
-//! [`Recorded::expires`](super::Recorded::expires).
+//! [`Moved::expires`](super::Moved::expires).
 
 use super::quota::{Time, UnixMs};
 

@@ -3,14 +3,6 @@
 //! - `table`: the keys by name and by expiry, bounded in number.
 //! - `reserve`: memory kept free for requests, which are refused without it.
 //! - `resp`: replies as the bytes of RESP2.
-//!
-//! ```
-//! use redis_rl_core::memory::Memory;
-//!
-//! let mut memory = Memory::new(100_000);
-//! let reply = memory.call(1_700_000_000_000, &["RL.LOG", "login:alice", "3", "1m"]);
-//! assert_eq!(reply, b"*5\r\n:0\r\n:3\r\n:2\r\n:-1\r\n:60000\r\n");
-//! ```
 
 mod reserve;
 mod resp;
