@@ -392,8 +392,11 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         }
         quotas.try_push(quota).ok()?;
     }
-    let (moved, any) = (parse_moved(word)?, !quotas.is_empty());
-    any.then_some(Effect::Recorded(Recorded { algorithm, units, at, quotas, forgot, awaited, moved }))
+    let moved = parse_moved(word)?;
+    if quotas.is_empty() {
+        return None;
+    }
+    Some(Effect::Recorded(Recorded { algorithm, units, at, quotas, forgot, awaited, moved }))
 }
 
 /// Reads units from the start of `word`, and leaves the rest there: neither 0 nor 1, which are never written.

@@ -1,7 +1,7 @@
 //! Any words, one a line, are refused as effects or have exactly one form, and what they do to a key can be stored.
 
 use redis_rl_core::encoding::{decode, decode_effect, encode, encode_effect};
-use redis_rl_core::limiter::{Effect, Limiter, Recorded, Time, UnixMs};
+use redis_rl_core::limiter::{Effect, Limiter, Mode, Recorded, Request, Time, UnixMs};
 
 /// Checks `lines`, the effects on one key.
 pub fn check(lines: &[u8]) {
@@ -40,9 +40,10 @@ fn count(key: Option<Limiter>, recorded: &Recorded) -> Option<Limiter> {
     let is_forced = !recorded.forgot && !recorded.awaited && recorded.moved.back.is_none();
     if is_forced && !pending.emptied {
         // The same as a forced request.
-        let time = Time { clock: UnixMs::default(), at: Some(recorded.at) };
-        let decided =
-            forced.decide_and_commit(recorded.algorithm, &recorded.quotas, recorded.units, true, time);
+        let Recorded { algorithm, units: cost, ref quotas, at, .. } = *recorded;
+        let time = Time { clock: UnixMs::default(), at: Some(at) };
+        let request = Request { algorithm, quotas, cost, mode: Mode::Force, time };
+        let decided = forced.decide_and_commit(request);
         assert_eq!(decided.expect("it is valid").outcome.changed(), pending.changed);
         assert_eq!(encode(&forced), encode(&limiter));
     }

@@ -7,8 +7,8 @@ use super::commit;
 use crate::keyspace::OpenKey;
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
-use redis_rl_core::limiter::key::{Answer, Request};
-use redis_rl_core::limiter::{Algorithm, Cost, Mode, Recorded, Time};
+use redis_rl_core::limiter::key::Answer;
+use redis_rl_core::limiter::{Algorithm, Cost, Mode, Recorded, Request, Time};
 use redis_rl_core::reply;
 use redis_rl_core::request::{self, Arguments, Refusal, Verb};
 

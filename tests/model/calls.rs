@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 
 use redis_rl_core::encoding::{decode_effect, encode_effect};
-use redis_rl_core::limiter::key::{self, Request};
+use redis_rl_core::limiter::key;
 use redis_rl_core::limiter::{
     Algorithm, Cost, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mismatch, Mode, Pending, Quota,
-    Recorded, Time, UnixMs, Verdict, WindowMs,
+    Recorded, Request, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -70,8 +70,8 @@ pub struct Answer {
     pub verdict: Verdict,
     /// The time it was applied as of, if it changed anything.
     pub changed: Option<u64>,
-    /// The units that PARTIAL or WITHIN took; if it gave some back, minus those.
-    pub taken: Option<i64>,
+    /// The units that PARTIAL or WITHIN granted; if it gave some back, minus those.
+    pub granted: Option<i64>,
     /// The time at which the units of WITHIN are there.
     pub at: Option<u64>,
 }
@@ -130,14 +130,13 @@ pub fn answer_and_send(
         if !call.at {
             (found, time.clock) = limiter.as_moved_back(time.clock);
         }
-        let Decision { verdict, .. } = found.peek(&call.quotas, cost, time)?;
-        return Ok(Answer { verdict, changed: None, taken: None, at: None });
+        let Decision { verdict, .. } = found.peek(call.request(limiter.algorithm(), time))?;
+        return Ok(Answer { verdict, changed: None, granted: None, at: None });
     }
     let algorithm = limiter.algorithm();
     let mut key = MemoryKey { limiter, expires_at };
     let mut run = |now| {
-        let request =
-            Request { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
+        let request = call.request(algorithm, call.time(now));
         let mut fresh = None;
         let answer = request.run(&mut key, &mut fresh)?;
         if answer.pending.is_any() {
@@ -149,7 +148,7 @@ pub fn answer_and_send(
         Ok(Answer {
             verdict,
             changed: outcome.changed().then_some(outcome.as_of.get()),
-            taken: answer.granted.map(|granted| granted.units.get()),
+            granted: answer.granted.map(|granted| granted.units.get()),
             at: answer.granted.filter(|_| call.is_within()).map(|granted| granted.at.get()),
         })
     };
@@ -214,7 +213,7 @@ pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, Mismatch> {
     if call.act == Act::Peek {
         *model = held;
     }
-    Ok(Answer { verdict, changed, taken: None, at: None })
+    Ok(Answer { verdict, changed, granted: None, at: None })
 }
 
 /// Takes the units ahead, if they are there within `most` milliseconds.
@@ -237,7 +236,7 @@ fn expected_within(model: &mut Model, call: &Call, most: u64) -> Answer {
     Answer {
         verdict,
         changed: change.map(|change| change.as_of),
-        taken: Some(change.map_or(0, |change| change.units)),
+        granted: Some(change.map_or(0, |change| change.units)),
         at: Some(counted_at),
     }
 }
@@ -253,7 +252,7 @@ fn expected_of_partial(model: &mut Model, call: &Call) -> Answer {
     Answer {
         verdict: model.verdict(quotas, asked, now, limited),
         changed: change.map(|change| change.as_of),
-        taken: Some(change.map_or(0, |change| change.units)),
+        granted: Some(change.map_or(0, |change| change.units)),
         at: None,
     }
 }
@@ -270,6 +269,11 @@ impl Call {
             Act::Within(ms) => Mode::Within(WindowMs::new(ms).expect("a wait")),
             Act::Peek | Act::Take => Mode::AllOrNothing,
         }
+    }
+
+    pub fn request(&self, algorithm: Algorithm, time: Time) -> Request<'_> {
+        let cost = Cost::new(self.cost).expect("a cost");
+        Request { algorithm, quotas: &self.quotas, cost, mode: self.mode(), time }
     }
 
     fn is_within(&self) -> bool {

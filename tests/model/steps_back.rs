@@ -6,8 +6,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
-use redis_rl_core::limiter::key::{Answer, Request};
-use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Mode, Quota, Recorded, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::key::Answer;
+use redis_rl_core::limiter::{
+    Algorithm, Cost, Limiter, Mode, Quota, Recorded, Request, Time, UnixMs, WindowMs,
+};
 
 use crate::calls::{MemoryKey, apply, quota};
 use crate::cases;
@@ -66,7 +68,9 @@ impl Host {
         later.set_clock(clock);
         let time = Time { clock: UnixMs::saturating(clock), at: None };
         let cost = Cost::new(cost).expect("a cost");
-        later.limiter.peek(quotas, cost, time).expect("the windows fit").verdict.limited
+        let algorithm = later.limiter.algorithm();
+        let request = Request { algorithm, quotas, cost, mode: Mode::AllOrNothing, time };
+        later.limiter.peek(request).expect("the windows fit").verdict.limited
     }
 }
 
@@ -197,9 +201,9 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 }
             }
             Act::Partial(units) => {
-                let taken = host.take(quotas, *units, Mode::Partial, None).granted.expect("PARTIAL").units;
-                if taken.get() > 0 {
-                    count(&host, taken.to_take(), false);
+                let granted = host.take(quotas, *units, Mode::Partial, None).granted.expect("PARTIAL").units;
+                if granted.get() > 0 {
+                    count(&host, granted.to_take(), false);
                 }
             }
             Act::Within(units, ms) => {
@@ -258,8 +262,8 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 let entry = of.index(held.len());
                 let entry = &mut held[entry];
                 let units = if waited { entry.units as i64 } else { (*units).min(entry.units as i64) };
-                let taken = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
-                let back = taken.outcome.change.units;
+                let answer = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
+                let back = answer.outcome.change.units;
                 prop_assert!(back <= units as u64, "never more than named");
                 entry.units -= if waited { entry.units } else { back };
                 if waited {

@@ -2,8 +2,7 @@
 //!
 //! An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
-use std::error::Error;
-use std::{fmt, slice};
+use std::slice;
 
 use arrayvec::ArrayVec;
 
@@ -80,7 +79,7 @@ impl RowVerdict {
     }
 }
 
-/// Why a request cannot be decided.
+/// Why a request cannot be decided. [`request`](crate::request) has the texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// The key is counted by this algorithm, not by the requested one.
@@ -88,17 +87,6 @@ pub enum Mismatch {
     /// The key would have more than [`MAX_TIERS`] windows that still count.
     TooManyWindows,
 }
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Mismatch::OtherAlgorithm(algorithm) => write!(f, "the key is counted as {}", algorithm.name()),
-            Mismatch::TooManyWindows => write!(f, "more than {MAX_TIERS} windows of the key would count"),
-        }
-    }
-}
-
-impl Error for Mismatch {}
 
 /// What was decided about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,12 +206,12 @@ impl<P> Tier<P> {
 /// Evaluates an expression for the looked-up tiers of a request, in the order of its quotas. A request of one tier, as nearly every
 /// one is, has a copy of the code that keeps no list.
 macro_rules! with_tiers {
-    ($claim:expr, $state:expr, $quotas:expr, $tiers:ident => $then:expr) => {
-        if let [quota] = $quotas {
-            let $tiers = &mut [$claim.tier($state, *quota)];
+    ($request:expr, $state:expr, $tiers:ident => $then:expr) => {
+        if let [quota] = $request.quotas {
+            let $tiers = &mut [$request.tier($state, *quota)];
             $then
         } else {
-            let looked_up = $quotas.iter().map(|quota| $claim.tier($state, *quota));
+            let looked_up = $request.quotas.iter().map(|quota| $request.tier($state, *quota));
             let $tiers = &mut looked_up.collect::<ArrayVec<_, MAX_TIERS>>()[..];
             $then
         }
@@ -239,19 +227,41 @@ struct OwnTime {
     moved_back: Option<MoveBack>,
 }
 
-/// How many units are asked for, and when: decided by the same steps for every [`State`].
-#[derive(Clone, Copy)]
-pub struct Claim {
+/// What becomes of a request that is over the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It counts nothing.
+    #[default]
+    AllOrNothing,
+    /// FORCE: it counts all of its units.
+    Force,
+    /// PARTIAL: it counts the units that fit.
+    Partial,
+    /// WITHIN: of buckets it counts all of its units, if they are there within this time.
+    Within(WindowMs),
+}
+
+/// A request about one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'r> {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The tiers: at least one, each with a different window.
+    pub quotas: &'r [Quota],
     /// Units to take, or to give back if negative.
     pub cost: Cost,
+    /// What becomes of it if it is over the limit.
+    pub mode: Mode,
+    /// When it is decided.
     pub time: Time,
 }
 
-impl Claim {
+/// How it is decided: by the same steps for every [`State`].
+impl Request<'_> {
     /// Checks that the key can hold the windows of a request that takes units.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), Mismatch> {
-        if self.cost.to_take() == 0 || state.windows_fit(quotas, self.time.as_of()) {
+    fn check_windows_fit(self, state: &impl State) -> Result<(), Mismatch> {
+        if self.cost.to_take() == 0 || state.windows_fit(self.quotas, self.time.as_of()) {
             Ok(())
         } else {
             Err(Mismatch::TooManyWindows)
@@ -259,24 +269,19 @@ impl Claim {
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, Mismatch> {
-        self.check_windows_fit(state, quotas)?;
-        Ok(quotas.iter().any(|quota| self.tier(state, *quota).refuses))
+    pub(super) fn is_limited<S: State>(self, state: &S) -> Result<bool, Mismatch> {
+        self.check_windows_fit(state)?;
+        Ok(self.quotas.iter().any(|quota| self.tier(state, *quota).refuses))
     }
 
     /// Decides, and commits the request if it is allowed or forced.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn decide_and_commit<S: StateMut>(
-        &self,
-        state: &mut S,
-        quotas: &[Quota],
-        force: bool,
-    ) -> Result<Decision, Mismatch> {
-        self.check_windows_fit(state, quotas)?;
+    pub(super) fn decide_and_commit<S: StateMut>(self, state: &mut S) -> Result<Decision, Mismatch> {
+        self.check_windows_fit(state)?;
         let own_time = self.limit_ahead(state);
-        Ok(with_tiers!(self, state, quotas, tiers => {
+        Ok(with_tiers!(self, state, tiers => {
             let limited = any_refuses(tiers);
-            let outcome = match force || !limited {
+            let outcome = match self.mode == Mode::Force || !limited {
                 true => self.commit(state, tiers, own_time),
                 false => self.outcome(state, tiers, own_time),
             };
@@ -286,15 +291,14 @@ impl Claim {
 
     /// WITHIN: decides, and commits the request if all tiers have its units within `most_ms`. Then the verdict tells how long
     /// to wait for them; if limited, how long until the same request is allowed.
-    pub fn decide_and_commit_within<S: StateMut>(
-        &self,
+    pub(super) fn decide_and_commit_within<S: StateMut>(
+        self,
         state: &mut S,
-        quotas: &[Quota],
         most_ms: u64,
     ) -> Result<Decision, Mismatch> {
-        self.check_windows_fit(state, quotas)?;
-        let own_time = self.move_back(state, MostAhead::Nothing);
-        Ok(with_tiers!(self, state, quotas, tiers => {
+        self.check_windows_fit(state)?;
+        let own_time = Self::move_back(self.time, state, MostAhead::Nothing);
+        Ok(with_tiers!(self, state, tiers => {
             let wait = tiers.iter().map(|tier| self.retry_after(state, tier)).max().unwrap_or(Wait::Ms(0));
             let limited = wait > Wait::Ms(most_ms);
             tiers.iter_mut().for_each(|tier| tier.refuses = limited);
@@ -312,15 +316,14 @@ impl Claim {
 
     /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn commit_if<S: StateMut>(
-        &self,
+    pub(super) fn commit_if<S: StateMut>(
+        self,
         state: &mut S,
-        quotas: &[Quota],
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
         let own_time = self.limit_ahead(state);
-        with_tiers!(self, state, quotas, tiers => {
+        with_tiers!(self, state, tiers => {
             let outcome = match counts {
                 true => self.commit(state, tiers, own_time),
                 false => self.outcome(state, tiers, own_time),
@@ -335,15 +338,10 @@ impl Claim {
 
     /// Commits without a verdict. `awaited`: see [`Recorded::awaited`](super::Recorded::awaited).
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn record<S: StateMut>(
-        &self,
-        state: &mut S,
-        quotas: &[Quota],
-        awaited: bool,
-    ) -> Result<Outcome, Mismatch> {
-        self.check_windows_fit(state, quotas)?;
+    pub(super) fn record<S: StateMut>(self, state: &mut S, awaited: bool) -> Result<Outcome, Mismatch> {
+        self.check_windows_fit(state)?;
         let own_time = self.limit_ahead(state);
-        Ok(with_tiers!(self, state, quotas, tiers => {
+        Ok(with_tiers!(self, state, tiers => {
             tiers.iter_mut().for_each(|tier| tier.refuses &= !awaited);
             self.commit(state, tiers, own_time)
         }))
@@ -351,9 +349,9 @@ impl Claim {
 
     /// Decides on a request that will not be committed.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, Mismatch> {
-        self.check_windows_fit(state, quotas)?;
-        Ok(with_tiers!(self, state, quotas, tiers => {
+    pub(super) fn peek<S: State>(self, state: &S) -> Result<Decision, Mismatch> {
+        self.check_windows_fit(state)?;
+        Ok(with_tiers!(self, state, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
             let own_time = OwnTime { ahead: state.is_ahead_of(self.time.as_of()), moved_back: None };
             Decision { verdict, outcome: self.outcome(state, tiers, own_time) }
@@ -362,9 +360,9 @@ impl Claim {
 
     /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn limit_ahead<S: StateMut>(&self, state: &mut S) -> OwnTime {
+    fn limit_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
         if state.is_ahead_of(self.time.as_of()) {
-            self.move_back(state, state.source().most_ahead())
+            Self::move_back(self.time, state, state.source().most_ahead())
         } else {
             OwnTime { ahead: false, moved_back: None }
         }
@@ -372,15 +370,14 @@ impl Claim {
 
     #[cold]
     #[inline(never)]
-    fn move_back<S: StateMut>(&self, state: &mut S, most: MostAhead) -> OwnTime {
-        let Time { clock, at } = self.time;
-        let to = MoveBack { clock, most };
-        let moved = at.is_none() && state.move_back(to);
-        OwnTime { ahead: state.is_ahead_of(self.time.as_of()), moved_back: moved.then_some(to) }
+    fn move_back<S: StateMut>(time: Time, state: &mut S, most: MostAhead) -> OwnTime {
+        let to = MoveBack { clock: time.clock, most };
+        let moved = time.at.is_none() && state.move_back(to);
+        OwnTime { ahead: state.is_ahead_of(time.as_of()), moved_back: moved.then_some(to) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
+    fn tier<S: State>(self, state: &S, quota: Quota) -> Tier<S::Place> {
         let usage = state.usage(quota, self.time.as_of());
         let refuses = self.cost.to_take() > 0 && usage.used + self.cost.to_take() > quota.limit();
         Tier { quota, usage, refuses }
@@ -388,7 +385,7 @@ impl Claim {
 
     /// Counts the units, or gives them back.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
+    fn commit<S: StateMut>(self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
         if self.cost.get() < 0 {
             return self.refund(state, tiers, own_time);
         }
@@ -401,7 +398,7 @@ impl Claim {
 
     #[cold]
     #[inline(never)]
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
+    fn refund<S: StateMut>(self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
         // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
         let as_of = self.time.at.unwrap_or_else(|| state.newest_units_in(&quotas).max(self.time.clock));
@@ -423,7 +420,7 @@ impl Claim {
 
     /// The outcome of a request that changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], own_time: OwnTime) -> Outcome {
+    fn outcome<S: State>(self, state: &S, tiers: &[Tier<S::Place>], own_time: OwnTime) -> Outcome {
         Outcome {
             change: Change::default(),
             as_of: self.time.as_of(),
@@ -438,7 +435,7 @@ impl Claim {
     /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
+    fn verdict<S: State>(self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
@@ -466,14 +463,14 @@ impl Claim {
 
     /// The exact time until the tier allows the request, if no other comes.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
+    fn retry_after<S: State>(self, state: &S, tier: &Tier<S::Place>) -> Wait {
         self.wait_for(state, tier, self.cost.to_take())
     }
 
     /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
+    fn wait_for<S: State>(self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(most) if units == 0 || tier.usage.used <= most => Wait::Ms(0),

@@ -1,7 +1,7 @@
 //! What a request did to a key, and how a copy of the key does the same: without deciding again.
 
 use super::algorithm::Algorithm;
-use super::decision::Mismatch;
+use super::decision::{Mismatch, Mode, Request};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
 use super::state::Limiter;
@@ -89,9 +89,13 @@ impl Recorded {
         Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// The time of the request alone: whatever the clock of a copy says, nothing has ended there until the copy is told so.
-    fn time(&self) -> Time {
-        Time { clock: UnixMs::default(), at: Some(self.at) }
+    /// What a copy does the same by: at the time of the request alone. Whatever the clock of a copy says, nothing has ended there
+    /// until the copy is told so.
+    #[inline(always)]
+    fn request(&self) -> Request<'_> {
+        let Recorded { algorithm, units: cost, ref quotas, .. } = *self;
+        let time = Time { clock: UnixMs::default(), at: Some(self.at) };
+        Request { algorithm, quotas, cost, mode: Mode::Force, time }
     }
 
     /// Whether the limiter can count the units, or give them back. Changes nothing.
@@ -99,8 +103,9 @@ impl Recorded {
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows.
+    #[inline]
     pub fn check(&self, limiter: &Limiter) -> Result<(), Mismatch> {
-        limiter.is_limited(self.algorithm, &self.quotas, self.units, self.time()).map(drop)
+        limiter.is_limited(self.request()).map(drop)
     }
 
     /// Counts the units, or gives them back. `is_new`: there was no such key.
@@ -114,7 +119,7 @@ impl Recorded {
             self.check(limiter)?;
             limiter.move_back(to);
         }
-        let outcome = limiter.record(self.algorithm, &self.quotas, self.units, self.awaited, self.time())?;
+        let outcome = limiter.record(self.request(), self.awaited)?;
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Unknown);
         let expires = match self.moved.expires {

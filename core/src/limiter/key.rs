@@ -5,10 +5,10 @@
 //! it stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::decision::{Decision, Mismatch, Verdict};
+use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
 use super::effect::{Effect, Moved, Pending};
 use super::lifetime::{Outcome, TimeSource};
-use super::quota::{Cost, Quota, Time, UnixMs, WindowMs};
+use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
 
 /// An open key.
@@ -47,35 +47,6 @@ impl<K: Key> Key for Option<K> {
     fn expires_at(&self) -> Option<UnixMs> {
         self.as_ref()?.expires_at()
     }
-}
-
-/// What becomes of a request that is over the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It counts nothing.
-    #[default]
-    AllOrNothing,
-    /// FORCE: it counts all of its units.
-    Force,
-    /// PARTIAL: it counts the units that fit.
-    Partial,
-    /// WITHIN: of buckets it counts all of its units, if they are there within this time.
-    Within(WindowMs),
-}
-
-/// A request about one key.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'r> {
-    /// The algorithm.
-    pub algorithm: Algorithm,
-    /// The tiers: at least one, each with a different window.
-    pub quotas: &'r [Quota],
-    /// Units to take, or to give back if negative.
-    pub cost: Cost,
-    /// What becomes of it if it is over the limit.
-    pub mode: Mode,
-    /// When it is decided.
-    pub time: Time,
 }
 
 /// What became of a request about one key.
@@ -117,24 +88,20 @@ impl Request<'_> {
     ///
     /// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
     #[inline(always)]
-    pub fn run(&self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Answer, Mismatch> {
-        let Request { algorithm, quotas, cost, mode, time } = *self;
+    pub fn run(self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Answer, Mismatch> {
+        let Request { algorithm, cost, mode, time, .. } = self;
         let limiter = key.limiter_or(fresh, algorithm);
         let Decision { verdict, outcome } = match mode {
-            Mode::Partial => limiter.decide_and_commit_part(algorithm, quotas, cost, time)?,
-            Mode::Within(most) if cost.to_take() > 0 => {
-                limiter.decide_and_commit_within(quotas, cost, most.get(), time)?
-            }
-            Mode::AllOrNothing | Mode::Force | Mode::Within(_) => {
-                limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
-            }
+            Mode::Partial => limiter.decide_and_commit_part(self)?,
+            Mode::Within(most) if cost.to_take() > 0 => limiter.decide_and_commit_within(self, most.get())?,
+            Mode::AllOrNothing | Mode::Force | Mode::Within(_) => limiter.decide_and_commit(self)?,
         };
         let pending = pending(key, fresh.as_mut(), time, &outcome);
         let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.moved.expires);
         let granted = match mode {
             Mode::AllOrNothing | Mode::Force => None,
             Mode::Partial | Mode::Within(_) => {
-                let mut at = counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome);
+                let mut at = counted_at(key.limiter().or(fresh.as_ref()), self, &outcome);
                 if let (false, Some(wait_ms)) = (verdict.limited, verdict.retry_after_ms) {
                     at = at.max(time.as_of().plus_up_to_max(wait_ms));
                 }
@@ -154,11 +121,12 @@ impl Request<'_> {
 pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, Mismatch> {
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
+    let of = |time| Request { algorithm: limiter.algorithm(), quotas, cost, mode: Mode::AllOrNothing, time };
     let Decision { verdict, outcome } = match time.at {
-        Some(_) => limiter.peek(quotas, cost, time)?,
+        Some(_) => limiter.peek(of(time))?,
         None => {
             let (limiter, clock) = limiter.as_moved_back(time.clock);
-            limiter.peek(quotas, cost, Time { clock, at: None })?
+            limiter.peek(of(Time { clock, at: None }))?
         }
     };
     Ok(verdict.at_most(longest_wait_ms(key, time, &outcome, None)))
@@ -250,13 +218,8 @@ fn new_expiry(
 
 /// The time that units were counted at: of windows ahead of the clock, their own newest time.
 #[inline(always)]
-pub(super) fn counted_at(
-    limiter: Option<&Limiter>,
-    quotas: &[Quota],
-    cost: Cost,
-    time: Time,
-    outcome: &Outcome,
-) -> UnixMs {
+pub(super) fn counted_at(limiter: Option<&Limiter>, request: Request, outcome: &Outcome) -> UnixMs {
+    let Request { quotas, cost, time, .. } = request;
     match limiter {
         Some(limiter) if outcome.changed() && cost.to_take() > 0 && outcome.ahead => {
             limiter.newest_in(quotas).max(time.as_of())

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 
 use super::algorithm::Algorithm;
-use super::decision::{Mismatch, RowVerdict, Verdict, Wait};
+use super::decision::{Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
 use super::effect::{Effect, Pending, Recorded};
 use super::key::{self, Key};
 use super::lifetime::Outcome;
@@ -132,6 +132,12 @@ impl Row {
         let of_key = Some(KeyOfRows { tiers: 1, ..KeyOfRows::default() });
         Row { algorithm, quota, cost, verdict: Verdict::default(), of_key }
     }
+
+    /// The request about the rows of its key, of which these are the quotas.
+    #[inline(always)]
+    fn request<'q>(&self, quotas: &'q [Quota], time: Time) -> Request<'q> {
+        Request { algorithm: self.algorithm, quotas, cost: self.cost, mode: Mode::AllOrNothing, time }
+    }
 }
 
 /// What became of a request about several keys.
@@ -185,13 +191,13 @@ fn decide<N, K: Key>(
     time: Time,
 ) -> Result<bool, Mismatch> {
     let several = if tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
-    let Part { key, fresh, task: Row { algorithm, quota, cost, of_key, .. }, .. } = &mut rows[first];
-    let limiter = key.limiter_or(fresh, *algorithm);
+    let Part { key, fresh, task, .. } = &mut rows[first];
+    let limiter = key.limiter_or(fresh, task.algorithm);
     let limited = match tiers {
-        1 => limiter.is_limited(*algorithm, &[*quota], *cost, time)?,
-        _ => limiter.is_limited(*algorithm, &several, *cost, time)?,
+        1 => limiter.is_limited(task.request(&[task.quota], time))?,
+        _ => limiter.is_limited(task.request(&several, time))?,
     };
-    *of_key = Some(KeyOfRows { tiers, limited, outcome: Outcome::default() });
+    task.of_key = Some(KeyOfRows { tiers, limited, outcome: Outcome::default() });
     Ok(limited)
 }
 
@@ -247,9 +253,9 @@ fn commit_key_if<N, K: Key>(
     time: Time,
     verdicts: impl FnMut(RowVerdict),
 ) -> (u64, UnixMs) {
-    let limiter = key.limiter_or(fresh, task.algorithm);
-    let outcome = limiter.commit_if(quotas, task.cost, counts, time, verdicts);
-    let at = key::counted_at(Some(limiter), quotas, task.cost, time, &outcome);
+    let (limiter, request) = (key.limiter_or(fresh, task.algorithm), task.request(quotas, time));
+    let outcome = limiter.commit_if(request, counts, verdicts);
+    let at = key::counted_at(Some(limiter), request, &outcome);
     *pending = key::pending(key, fresh.as_mut(), time, &outcome);
     if let Some(of_key) = &mut task.of_key {
         of_key.outcome = outcome;

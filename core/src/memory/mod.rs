@@ -10,9 +10,9 @@ mod table;
 
 use std::hash::{BuildHasher, RandomState};
 
-use crate::limiter::key::{self, Request};
+use crate::limiter::key;
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Mode, Time, UnixMs};
+use crate::limiter::{Algorithm, Mode, Request, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Arguments, Refusal, Verb};
 use reserve::{Needed, Reserve};
