@@ -66,8 +66,8 @@ fn register(loading: &Loading, arguments: c_int) -> Result<(), LoadFailed> {
     loading.create_command::<command::Info>(&INFO, CATEGORY)?;
     loading.create_command::<command::Load>(&LOAD, CATEGORY)?;
     loading.create_command::<command::Apply>(&APPLY, CATEGORY)?;
-    neighbors::watch(loading);
-    listeners::watch(loading);
+    neighbors::watch(loading.context);
+    listeners::watch(loading.context);
     Ok(())
 }
 
@@ -95,6 +95,7 @@ const BUCKET: Description = Description {
     name: Verb::Take(Algorithm::Bucket).name(),
     summary:
         c"Limits requests by a bucket that refills evenly: a burst up to the limit, then an even stream.",
+    arguments: &[KEY, TIERS, COST, BUCKET_MODE, AT],
     ..COMMON
 };
 
@@ -194,8 +195,9 @@ const ROWS: Argument = Argument::blocks(
 const EFFECTS: Argument = Argument::blocks(c"data", &[KEY, Argument::new(c"effect", Kind::Text)]);
 const COST: Argument = Argument::option(c"n", Kind::Integer, c"COST");
 const FORCE: Argument = Argument::option(c"force", Kind::PureToken, c"FORCE");
-const MODE: Argument = Argument::one_of(
-    c"mode",
-    &[Argument::token(c"force", c"FORCE"), Argument::token(c"partial", c"PARTIAL")],
-);
+const MODE: Argument = Argument::one_of(c"mode", &[ONE_FORCE, ONE_PARTIAL]);
+const BUCKET_MODE: Argument = Argument::one_of(c"mode", &[ONE_FORCE, ONE_PARTIAL, ONE_WITHIN]);
+const ONE_FORCE: Argument = Argument::token(c"force", Kind::PureToken, c"FORCE");
+const ONE_PARTIAL: Argument = Argument::token(c"partial", Kind::PureToken, c"PARTIAL");
+const ONE_WITHIN: Argument = Argument::token(c"duration", Kind::Text, c"WITHIN");
 const AT: Argument = Argument::option(c"unix-time-milliseconds", Kind::UnixTime, c"AT");

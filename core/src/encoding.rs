@@ -9,7 +9,8 @@
 //! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
-//! 4 bucket   for each bucket: window in ms, time, twice the limit and 1 if somebody waits, level / limit, level % limit
+//! 4 bucket   for each bucket: window in ms, time, limit, level / window, level % window
+//!            if somebody waits: window in ms, time, limit + 2^53, level / limit, level % limit
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which
@@ -117,7 +118,7 @@ pub const fn spent(algorithm: Algorithm) -> &'static [u8] {
         Algorithm::Fixed => &[VERSION, FIXED, 1, 0, 1],
         Algorithm::Sliding => &[VERSION, SLIDING, 1, 0, 1, 0],
         Algorithm::Log => &[VERSION, LOG, 1, 0, 1],
-        Algorithm::Bucket => &[VERSION, BUCKET, 1, 0, 2, 1, 0],
+        Algorithm::Bucket => &[VERSION, BUCKET, 1, 0, 1, 1, 0],
     }
 }
 
@@ -190,11 +191,15 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
     Ok(Entry { at, units })
 }
 
+/// Added to the limit of a bucket for which somebody waits.
+const AWAITED: u64 = MAX_SAFE_INTEGER + 1;
+
 fn encode_bucket(out: &mut Vec<u8>, bucket: &Bucket) {
     let Bucket { window, last, limit, level, awaited } = *bucket;
-    // In this order all figures fit: a bucket of any limit is full within twice the longest window.
-    let (ms, rest) = (level / u128::from(limit), level % u128::from(limit));
-    for figure in [window.get(), last.get(), 2 * limit + u64::from(awaited), ms as u64, rest as u64] {
+    // While somebody waits the level may be too high for whole units, but never for the milliseconds until the bucket is full.
+    let (mark, by) = if awaited { (AWAITED, limit) } else { (0, window.get()) };
+    let (whole, rest) = ((level / u128::from(by)) as u64, (level % u128::from(by)) as u64);
+    for figure in [window.get(), last.get(), limit | mark, whole, rest] {
         varint::put(out, figure);
     }
 }
@@ -204,12 +209,13 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
     while !input.is_empty() {
         let window = input.window()?;
         let last = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
-        let (limit, ms, rest) = (input.integer()?, input.integer()?, input.integer()?);
-        let (limit, awaited) = (limit / 2, limit % 2 == 1);
-        if limit > MAX_SAFE_INTEGER || rest >= limit {
+        let (limit, whole, rest) = (input.integer()?, input.integer()?, input.integer()?);
+        let (awaited, limit) = (limit & AWAITED != 0, limit & !AWAITED);
+        let by = if awaited { limit } else { window.get() };
+        if rest >= by {
             return Err(Invalid::OutOfRange);
         }
-        let level = u128::from(ms) * u128::from(limit) + u128::from(rest);
+        let level = u128::from(whole) * u128::from(by) + u128::from(rest);
         buckets.try_push(Bucket { window, last, limit, level, awaited }).map_err(|_| Invalid::OutOfRange)?;
     }
     Limiter::of_buckets(&buckets).ok_or(Invalid::OutOfRange)

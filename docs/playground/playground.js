@@ -1,7 +1,12 @@
 // The playground: the limiters of redis-rl in memory, as WebAssembly. `make wasm` puts redis_rl.wasm beside this file.
 
 const find = (id) => document.getElementById(id);
-const inputs = { limit: find("limit"), window: find("window"), rate: find("rate") };
+const inputs = {
+  limit: find("limit"),
+  window: find("window"),
+  within: find("within"),
+  rate: find("rate"),
+};
 const canvas = find("chart");
 const KEY = "visitor";
 
@@ -33,21 +38,29 @@ const MEANINGS = [
   ([limited]) => (limited ? "limited: refused, nothing was counted" : "limited: no, the request passes"),
   () => "limit",
   ([, , remaining]) => `remaining: ${remaining} more would pass now`,
-  ([limited, , , wait]) =>
-    wait < 0
-      ? `retry_after: ${limited ? "no wait helps, the cost is over the limit" : "nothing to wait for"}`
-      : `retry_after: exactly ${wait} ms until this same request passes`,
+  ([limited, , , wait]) => {
+    if (wait < 0)
+      return `retry_after: ${limited ? "no wait helps, the cost is over the limit" : "nothing to wait for"}`;
+    return `retry_after: exactly ${wait} ms until ${limited ? "this same request passes" : "its turn"}`;
+  },
   ([, , , , reset]) => `reset_after: ${reset} ms until the whole limit is available`,
+  () => "taken: how many units were counted",
+  () => "at: when they are there, the AT for giving them back",
 ];
 
-/** Requests, oldest first: when, and whether it passed. */
+/** Requests, oldest first: when it was refused or passes, which is later than now while it waits, and whether it passes. */
 let requests = [];
 let call;
 
+const algorithm = () => document.querySelector("input[name=algorithm]:checked").value;
+
+/** How long a request may wait for its turn. */
+const longestWaitMs = () => (algorithm() === "RL.BUCKET" ? 1000 * Number(inputs.within.value) : 0);
+
 function send() {
   if (!call || !find("form").reportValidity()) return;
-  const algorithm = document.querySelector("input[name=algorithm]:checked").value;
-  const words = [algorithm, KEY, inputs.limit.value, `${inputs.window.value}s`];
+  const words = [algorithm(), KEY, inputs.limit.value, `${inputs.window.value}s`];
+  if (longestWaitMs() > 0) words.push("WITHIN", `${inputs.within.value}s`);
   const now = Date.now();
   const reply = call(now, words);
   find("command").textContent = words.join(" ");
@@ -55,9 +68,10 @@ function send() {
     find("status").textContent = reply;
     return;
   }
-  requests.push({ at: now, passed: reply[0] === 0 });
-  const status = reply[0] ? `Refused: retry after ${reply[3]} ms` : `Passed: ${reply[2]} of ${reply[1]} left`;
-  find("status").textContent = status;
+  const [limited, limit, remaining, wait] = reply;
+  requests.push({ at: limited ? now : now + Math.max(0, wait), passed: !limited });
+  const passes = wait > 0 ? `Waits ${wait} ms for its turn` : `Passed: ${remaining} of ${limit} left`;
+  find("status").textContent = limited ? `Refused: retry after ${wait} ms` : passes;
   find("status").className = reply[0] ? "refused" : "passed";
   find("reply").replaceChildren(
     ...reply.map((figure, i) => {
@@ -83,6 +97,7 @@ function reset() {
 /** How many requests passed in the window before each time. */
 function passedWithin(windowMs, times) {
   const passed = requests.filter((request) => request.passed).map((request) => request.at);
+  passed.sort((a, b) => a - b);
   let first = 0;
   let next = 0;
   return times.map((time) => {
@@ -109,7 +124,9 @@ function draw() {
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   pen.font = `12px ${style.fontFamily}`;
-  const x = (at) => width - 8 - ((now - at) / span) * (width - 8);
+  // Right of the present: who still waits.
+  const ahead = longestWaitMs();
+  const x = (at) => ((at - now + span) / (span + ahead)) * (width - 8);
   const line = (points) => {
     pen.beginPath();
     points.forEach(([x, y]) => pen.lineTo(x, y));
@@ -124,7 +141,8 @@ function draw() {
     ]);
   }
   const [base, top] = [height - 56, 20];
-  const times = Array.from({ length: Math.ceil(width) }, (_, i) => now - span + (i / width) * span);
+  const present = x(now);
+  const times = Array.from({ length: Math.ceil(present) }, (_, i) => now - span + (i / present) * span);
   const counts = passedWithin(windowMs, times);
   const most = Math.max(1, limit * 2, ...counts);
   const y = (count) => base - (count / most) * (base - top);
@@ -136,6 +154,13 @@ function draw() {
   ]);
   pen.setLineDash([]);
   pen.fillText(`limit ${limit}`, 6, y(limit) - 5);
+  if (ahead > 0) {
+    line([
+      [present, 0],
+      [present, height],
+    ]);
+    pen.fillText("now", present + 5, 14);
+  }
   pen.strokeStyle = color("accent");
   pen.lineWidth = 2;
   line(counts.map((count, i) => [x(times[i]), y(count)]));
@@ -145,7 +170,8 @@ function draw() {
     if (passed) {
       pen.beginPath();
       pen.arc(x(at), height - 36, 4, 0, 7);
-      pen.fill();
+      if (at > now) pen.stroke();
+      else pen.fill();
     } else {
       line([
         [x(at) - 4, height - 18],
@@ -157,10 +183,10 @@ function draw() {
       ]);
     }
   }
-  const last = counts.at(-1);
+  const waiting = requests.filter((request) => request.at > now).length;
   canvas.setAttribute(
     "aria-label",
-    `Requests over time: ${last} passed within the last window, the limit is ${limit}`,
+    `Requests over time: ${counts.at(-1)} passed within the last window, the limit is ${limit}, ${waiting} wait`,
   );
 }
 
@@ -185,11 +211,19 @@ find("send").addEventListener("click", (event) => event.detail === 0 && send());
 find("reset").addEventListener("click", reset);
 find("form").addEventListener("submit", (event) => event.preventDefault());
 // A key is counted by one algorithm.
-find("algorithms").addEventListener("change", reset);
+find("algorithms").addEventListener("change", () => {
+  enableWithin();
+  reset();
+});
+
+function enableWithin() {
+  inputs.within.disabled = algorithm() !== "RL.BUCKET";
+}
 
 const often = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 50;
 try {
   call = await load("redis_rl.wasm");
+  enableWithin();
   reset();
   setInterval(draw, often);
 } catch (error) {

@@ -5,8 +5,8 @@
 //! - `effects`: what replicas and append-only files get, and what it does to a key.
 //! - `operations`: random calls on one key, against the plain model.
 //!
-//! `fuzz_targets` passes the fuzzer's bytes to them. `corpus` holds inputs that together cover the code;
-//! `cargo test` runs them too, see `tests/model/corpus.rs`.
+//! `fuzz_targets` passes the fuzzer's bytes to them. `corpus` holds inputs that together cover the code, each a line
+//! of hex; `cargo test` runs them too, see `tests/model/corpus.rs`.
 
 pub mod decoder;
 pub mod effects;

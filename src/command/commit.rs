@@ -26,9 +26,9 @@ pub fn carry_out<'c, 'a>(
     if let Some(fresh) = fresh
         && pending.changed
     {
-        return create(key, fresh, pending.moved.expires);
+        return create(key, fresh, pending.expires);
     }
-    if let Some(at) = pending.moved.expires {
+    if let Some(at) = pending.expires {
         key.handle_mut().expire_at(at);
     }
     let call = key.close();
@@ -45,7 +45,6 @@ fn delete<'c, 'a>(key: OpenKey<'c, 'a, ToWrite>) -> &'c mut Call<'a> {
     let name = key.name();
     let call = key.delete();
     call.replicate(name, || Effect::Deleted);
-    call.signal_modified(name);
     call.notify(Event::Deleted, name);
     call
 }
@@ -131,7 +130,7 @@ pub fn carry_out_all<'a, T>(
         if is_new(&parts[index]) {
             let effect = effect(parts, index);
             create_among_others(call, &mut parts[index], effect, one_by_one);
-        } else if parts[index].pending.changed {
+        } else if parts[index].pending.changed && !parts[index].pending.emptied {
             call.signal_modified(parts[index].name);
         }
     }
@@ -177,12 +176,11 @@ fn create_among_others<'a, T>(
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = recorded.apply(limiter, false) else { return };
         // The key lives as long as either of the two needs it.
-        pending = again;
-        pending.moved.expires = again.moved.expires.max(current);
+        pending = Pending { expires: again.expires.max(current), ..again };
         fresh = None;
     }
-    match pending.moved.expires {
-        _ if replicates => key.call().replicate(name, || pending.effect(|| recorded)),
+    match pending.expires {
+        _ if replicates => key.call().replicate(name, || pending.effect(None, || recorded)),
         Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}
     }

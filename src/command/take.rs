@@ -57,9 +57,12 @@ fn decide(call: &mut Call, request: Request) -> Result<(), Refusal> {
     let answer = request.run(key.handle_mut(), &mut fresh)?;
     let Answer { verdict, outcome, pending, granted, .. } = answer;
     if pending.is_told_first() {
-        let effect =
-            || pending.effect(|| Recorded::of(request.algorithm, request.quotas, request.cost, &outcome));
-        key.call().replicate(name, effect);
+        // Copies, by `move`: a closure that borrows the request would keep it in memory for the whole command.
+        let Request { algorithm, quotas, cost, time, .. } = request;
+        key.call().replicate(name, move || {
+            let back = outcome.moved_back_to(time.clock);
+            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome, back))
+        });
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.

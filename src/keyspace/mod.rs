@@ -194,9 +194,14 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         self.close()
     }
 
-    /// Deletes the key and closes it, since newer servers tell other modules so.
+    /// Marks the key as modified, deletes it, and closes it, since newer servers tell other modules so.
+    ///
+    /// Redis 8.6 looks up a key that is marked. For one that is gone it would count a miss and publish `keymiss`; for one that
+    /// is there it calls no other module.
     #[cold]
     pub fn delete(self) -> &'c mut Call<'a> {
+        let name = self.name();
+        self.call.signal_modified(name);
         // SAFETY: the handle is open for writing; the limiter is not used again.
         unsafe { api!(RedisModule_DeleteKey(self.handle.key)) };
         self.close()
@@ -293,8 +298,8 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, pending: Pending { emptied, moved, .. }, .. } in &mut *self.parts {
-            if let (Some(at), false, Some(key)) = (moved.expires, *emptied, &mut *key)
+        for Part { key, pending: Pending { emptied, expires, .. }, .. } in &mut *self.parts {
+            if let (Some(at), false, Some(key)) = (*expires, *emptied, &mut *key)
                 && key.limiter().is_some()
             {
                 key.expire_at(at);

@@ -5,13 +5,12 @@
 use std::ffi::{c_int, c_long, c_longlong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
-use std::sync::atomic::Ordering;
 
 use redis_module::raw;
 
 use super::arg::Arg;
-use super::replication::{self, LISTENED_TO};
-use super::{OK, api, functions};
+use super::context::Context;
+use super::{OK, api, functions, listeners, replication};
 use crate::stats;
 use redis_rl_core::limiter::Effect;
 use redis_rl_core::reply::Reply;
@@ -28,7 +27,7 @@ pub trait Command {
 /// An open key borrows it mutably, and so does all that may call other modules: opening a key, marking it as modified,
 /// publishing an event. So no key is open while another module runs.
 pub struct Call<'a> {
-    ctx: *mut raw::RedisModuleCtx,
+    context: Context<'a>,
     args: &'a [Arg<'a>],
 }
 
@@ -43,8 +42,9 @@ pub unsafe extern "C" fn entry<C: Command>(
     argc: c_int,
 ) -> c_int {
     // SAFETY: the server passes `argc` strings, the command's name first; an `Arg` is a transparent string.
-    let args = unsafe { slice::from_raw_parts(argv.cast::<Arg>(), argc as usize) };
-    let mut call = Call { ctx, args };
+    let (context, args) =
+        unsafe { (Context::new(ctx), slice::from_raw_parts(argv.cast::<Arg>(), argc as usize)) };
+    let mut call = Call { context, args };
     // The server checks the arity of a client's command, but not when it loads an append-only file.
     if args.len() < 2 {
         call.refuse(Refusal::Arity);
@@ -70,7 +70,7 @@ pub enum Event {
 impl<'a> Call<'a> {
     #[inline(always)]
     pub(crate) fn ctx(&self) -> *mut raw::RedisModuleCtx {
-        self.ctx
+        self.context.raw()
     }
 
     /// The arguments after the command's name.
@@ -94,7 +94,7 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn signal_modified(&mut self, key: Arg) {
         // SAFETY: both live as long as the call.
-        unsafe { (functions().signal_modified_key)(self.ctx, key.server_string()) };
+        unsafe { (functions().signal_modified_key)(self.ctx(), key.server_string()) };
     }
 
     /// Publishes a keyspace event about a key.
@@ -104,14 +104,16 @@ impl<'a> Call<'a> {
             Event::Deleted => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
         };
         // SAFETY: all live as long as the call.
-        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.ctx, class, name.as_ptr(), key.server_string())) };
+        unsafe {
+            api!(RedisModule_NotifyKeyspaceEvent(self.ctx(), class, name.as_ptr(), key.server_string()))
+        };
     }
 
     /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
     #[inline(always)]
     pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {
-        if LISTENED_TO.load(Ordering::Relaxed) {
-            replication::send_one(self.ctx, key, effect());
+        if listeners::may_listen(self.context) {
+            replication::send_one(self.context, key, effect());
         } else {
             // Nothing receives it, but only so does the server count a change since the last snapshot. It costs little.
             self.replicate_verbatim();
@@ -121,8 +123,8 @@ impl<'a> Call<'a> {
     /// Sends the effects on several keys, in one command.
     #[inline]
     pub fn replicate_all<'e, I: Iterator<Item = (Arg<'e>, Effect)>>(&self, effects: impl FnOnce() -> I) {
-        if LISTENED_TO.load(Ordering::Relaxed) {
-            replication::send(self.ctx, effects());
+        if listeners::may_listen(self.context) {
+            replication::send(self.context, effects());
         } else {
             self.replicate_verbatim();
         }
@@ -132,7 +134,7 @@ impl<'a> Call<'a> {
     pub fn replicate_persist(&self, key: Arg) {
         // SAFETY: the arguments match the format: s is a server string. The server takes its own reference.
         unsafe {
-            api!(RedisModule_Replicate(self.ctx, c"PERSIST".as_ptr(), c"s".as_ptr(), key.server_string()))
+            api!(RedisModule_Replicate(self.ctx(), c"PERSIST".as_ptr(), c"s".as_ptr(), key.server_string()))
         };
     }
 
@@ -140,12 +142,12 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn replicate_verbatim(&self) {
         // SAFETY: the context lives as long as the call.
-        unsafe { (functions().replicate_verbatim)(self.ctx) };
+        unsafe { (functions().replicate_verbatim)(self.ctx()) };
     }
 
     pub fn reply_ok(&self) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
-        unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx, c"OK".as_ptr())) };
+        unsafe { api!(RedisModule_ReplyWithSimpleString(self.ctx(), c"OK".as_ptr())) };
     }
 
     fn refuse(&self, refusal: Refusal) {
@@ -153,8 +155,8 @@ impl<'a> Call<'a> {
         // SAFETY: the context lives as long as the call, and the server copies the text.
         unsafe {
             match refusal {
-                Refusal::Arity => api!(RedisModule_WrongArity(self.ctx)),
-                Refusal::Text(text) => api!(RedisModule_ReplyWithError(self.ctx, text.as_ptr())),
+                Refusal::Arity => api!(RedisModule_WrongArity(self.ctx())),
+                Refusal::Text(text) => api!(RedisModule_ReplyWithError(self.ctx(), text.as_ptr())),
             }
         };
     }
@@ -164,28 +166,28 @@ impl Reply for Call<'_> {
     #[inline(always)]
     fn array(&mut self, len: usize) {
         // SAFETY: the context lives as long as the call.
-        unsafe { (functions().reply_with_array)(self.ctx, len as c_long) };
+        unsafe { (functions().reply_with_array)(self.ctx(), len as c_long) };
     }
 
     fn map(&mut self, len: usize) {
         // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithMap(self.ctx, len as c_long)) };
+        unsafe { api!(RedisModule_ReplyWithMap(self.ctx(), len as c_long)) };
     }
 
     #[inline(always)]
     fn integer(&mut self, integer: i64) {
         // SAFETY: the context lives as long as the call.
-        unsafe { (functions().reply_with_long_long)(self.ctx, integer as c_longlong) };
+        unsafe { (functions().reply_with_long_long)(self.ctx(), integer as c_longlong) };
     }
 
     fn text(&mut self, text: &str) {
         // SAFETY: the context lives as long as the call, and the server copies the text.
-        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx, text.as_ptr().cast(), text.len())) };
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.ctx(), text.as_ptr().cast(), text.len())) };
     }
 
     fn null(&mut self) {
         // SAFETY: the context lives as long as the call.
-        unsafe { api!(RedisModule_ReplyWithNull(self.ctx)) };
+        unsafe { api!(RedisModule_ReplyWithNull(self.ctx())) };
     }
 }
 

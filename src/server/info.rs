@@ -9,8 +9,8 @@ use super::{OK, allocator, api};
 use crate::stats;
 
 pub fn register(loading: &Loading) -> Result<(), LoadFailed> {
-    // SAFETY: the context is the loading one; the callback lives as long as the module.
-    let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.ctx, Some(add_section))) };
+    // SAFETY: the context is valid; the callback lives as long as the module.
+    let status = unsafe { api!(RedisModule_RegisterInfoFunc(loading.context.raw(), Some(add_section))) };
     if status == OK { Ok(()) } else { Err(LoadFailed) }
 }
 

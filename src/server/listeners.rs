@@ -2,84 +2,94 @@
 //! backlog from which a replica may resume.
 //!
 //! Composing a command that nothing reads would cost half as much as a request. A new listener starts from
-//! a snapshot written by a forked child and needs every command after the fork. So the module checks for
-//! listeners at every fork, and when a replica connects or disconnects, the role changes or the
-//! configuration changes. It assumes a listener in a cluster, since slots may migrate, and while the server
-//! loads its data: until then the server does not tell whether it has an append-only file, and a snapshot that
-//! it loads may leave it with a backlog. So the first check comes after that.
+//! a snapshot written by a forked child and needs every command after the fork. So each fork makes the answer unknown, and so
+//! does a replica that connects or disconnects, a change of the role or of the configuration, and data that the server loads,
+//! which may leave it with a backlog. The next command that counts finds out. It assumes a listener in a cluster, since slots
+//! may migrate, and while the server loads its data, since the server does not tell then whether it has an append-only file.
 
 use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use redis_module::raw;
 
-use super::registration::Loading;
-use super::replication::LISTENED_TO;
+use super::context::Context;
 use super::{OK, api};
 
-/// Checks for listeners once the server has started, and at every event that may change the answer.
+/// What is known of listeners: [`UNKNOWN`], [`NONE`] or [`SOME`].
+static LISTENERS: AtomicU8 = AtomicU8::new(SOME);
+
+const UNKNOWN: u8 = 0;
+const NONE: u8 = 1;
+const SOME: u8 = 2;
+
+/// Whether anything may listen.
+#[inline(always)]
+pub(super) fn may_listen(context: Context) -> bool {
+    match LISTENERS.load(Ordering::Relaxed) {
+        NONE => false,
+        UNKNOWN => find_out(context),
+        _ => true,
+    }
+}
+
+/// Makes the answer unknown from now on, at every event that may change it. Without these events it stays [`SOME`].
 ///
-/// Called once nothing can fail any more: after a failed load, Redis 7.0 would still call these callbacks.
-pub fn watch(loading: &Loading) {
+/// Called once nothing can fail any more: after a failed load, Redis 7.0 would still call the callback. The module finds out
+/// later and has no timer: Redis 8 crashes if it gives up the load of a module that has one.
+pub fn watch(context: Context) {
     let events = [
         raw::REDISMODULE_EVENT_FORK_CHILD,
         raw::REDISMODULE_EVENT_REPLICA_CHANGE,
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
         raw::REDISMODULE_EVENT_CONFIG,
+        raw::REDISMODULE_EVENT_LOADING,
     ];
     let watched = events.into_iter().all(|id| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context is the loading one; the callback lives as long as the module.
-        let status = unsafe { api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_event))) };
-        status == OK
+        // SAFETY: the context is valid; the callback lives as long as the module.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(context.raw(), event, Some(on_event))) == OK }
     });
-    // Without the events, the module always assumes a listener.
     if watched {
-        // The server runs timers only after it has loaded its data.
-        // SAFETY: the context is the loading one; the callback lives as long as the module.
-        unsafe { api!(RedisModule_CreateTimer(loading.ctx, 0, Some(on_start), null_mut())) };
+        LISTENERS.store(UNKNOWN, Ordering::Relaxed);
     }
 }
 
-unsafe extern "C" fn on_start(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
-    // SAFETY: the server passes a context that is valid during the call.
-    unsafe { check_for_listeners(ctx) };
-}
-
 unsafe extern "C" fn on_event(
-    ctx: *mut raw::RedisModuleCtx,
+    _ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    // SAFETY: the server passes a context that is valid during the event.
-    unsafe { check_for_listeners(ctx) };
+    LISTENERS.store(UNKNOWN, Ordering::Relaxed);
 }
 
-/// # Safety
-///
-/// `ctx` is valid.
-unsafe fn check_for_listeners(ctx: *mut raw::RedisModuleCtx) {
-    let certain_or_assumed = raw::REDISMODULE_CTX_FLAGS_AOF
-        | raw::REDISMODULE_CTX_FLAGS_CLUSTER
-        | raw::REDISMODULE_CTX_FLAGS_LOADING
-        | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-    // SAFETY: the caller's promise; the info is freed once.
-    let listened_to = unsafe {
-        let flags = api!(RedisModule_GetContextFlags(ctx)) as u32;
-        flags & certain_or_assumed != 0 || {
-            let info = api!(RedisModule_GetServerInfo(ctx, c"replication".as_ptr()));
-            let field = |name: &CStr| {
-                let mut error = 0;
-                let value = api!(RedisModule_ServerInfoGetFieldUnsigned(info, name.as_ptr(), &mut error));
-                // A missing field counts as a listener.
-                value != 0 || error != 0
-            };
-            let listened_to = field(c"connected_slaves") || field(c"repl_backlog_active");
-            api!(RedisModule_FreeServerInfo(ctx, info));
-            listened_to
-        }
-    };
-    LISTENED_TO.store(listened_to, Ordering::Relaxed);
+/// Asks the server. The answer stays unknown while it loads its data.
+#[cold]
+fn find_out(context: Context) -> bool {
+    const LOADS: u32 = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    const LISTENS: u32 = raw::REDISMODULE_CTX_FLAGS_AOF | raw::REDISMODULE_CTX_FLAGS_CLUSTER;
+    // SAFETY: the context is valid.
+    let flags = unsafe { api!(RedisModule_GetContextFlags(context.raw())) } as u32;
+    if flags & LOADS != 0 {
+        return true;
+    }
+    let some = flags & LISTENS != 0 || has_replica_or_backlog(context);
+    LISTENERS.store(if some { SOME } else { NONE }, Ordering::Relaxed);
+    some
+}
+
+fn has_replica_or_backlog(context: Context) -> bool {
+    // SAFETY: the context is valid; the info is freed once.
+    unsafe {
+        let info = api!(RedisModule_GetServerInfo(context.raw(), c"replication".as_ptr()));
+        let field = |name: &CStr| {
+            let mut error = 0;
+            let value = api!(RedisModule_ServerInfoGetFieldUnsigned(info, name.as_ptr(), &mut error));
+            // A missing field counts as a listener.
+            value != 0 || error != 0
+        };
+        let some = field(c"connected_slaves") || field(c"repl_backlog_active");
+        api!(RedisModule_FreeServerInfo(context.raw(), info));
+        some
+    }
 }

@@ -5,6 +5,7 @@
 mod allocator;
 mod arg;
 mod call;
+mod context;
 mod functions;
 pub mod info;
 pub mod listeners;
@@ -13,6 +14,7 @@ pub mod registration;
 mod replication;
 
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr::null_mut;
 
 use redis_module::raw;
 
@@ -53,12 +55,12 @@ pub fn now() -> UnixMs {
     UnixMs::saturating(u64::try_from(ms).unwrap_or(0))
 }
 
-/// Writes a warning to the server's log. `ctx` may be null.
-fn log(ctx: *mut raw::RedisModuleCtx, message: &str) {
+/// Writes a warning to the server's log.
+fn log(message: &str) {
     let message = c_string(message);
     let (level, format): (*const c_char, *const c_char) = (c"warning".as_ptr(), c"%s".as_ptr());
     // SAFETY: the format takes one C string; the server accepts a null context.
-    unsafe { api!(RedisModule_Log(ctx, level, format, message.as_ptr())) };
+    unsafe { api!(RedisModule_Log(null_mut(), level, format, message.as_ptr())) };
 }
 
 /// A message as a C string, in which zero bytes become spaces.

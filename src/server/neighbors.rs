@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis_module::raw;
 
-use super::registration::Loading;
+use super::context::Context;
 use super::{MODULE_NAME, OK, api};
 
 /// Modules that, by their sources, never write to a key while they are told of one. Beside no others, effects on several new
@@ -48,20 +48,20 @@ pub fn may_run_during<E>(f: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
 
 /// Looks for modules that are loaded already, and watches for others. Called like
 /// [`listeners::watch`](super::listeners::watch).
-pub fn watch(loading: &Loading) {
+pub fn watch(context: Context) {
     let event = raw::RedisModuleEvent { id: raw::REDISMODULE_EVENT_MODULE_CHANGE, dataver: 1 };
-    // SAFETY: the context is the loading one; the callback lives as long as the module. MODULE LIST takes one word; its
+    // SAFETY: the context is valid; the callback lives as long as the module. MODULE LIST takes one word; its
     // reply is freed once.
     unsafe {
-        let watched = api!(RedisModule_SubscribeToServerEvent(loading.ctx, event, Some(on_change))) == OK;
-        let list = api!(RedisModule_Call(loading.ctx, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+        let watched = api!(RedisModule_SubscribeToServerEvent(context.raw(), event, Some(on_change))) == OK;
+        let list = api!(RedisModule_Call(context.raw(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
         if !watched || list.is_null() {
-            expect_neighbor(loading.ctx, b"");
+            expect_neighbor(context, b"");
         }
         // This module is not in the list yet.
         if !list.is_null() {
             for nth in 0..api!(RedisModule_CallReplyLength(list)) {
-                expect_neighbor(loading.ctx, name(list, nth));
+                expect_neighbor(context, name(list, nth));
             }
             api!(RedisModule_FreeCallReply(list));
         }
@@ -86,17 +86,14 @@ unsafe fn name<'a>(list: *mut raw::RedisModuleCallReply, nth: usize) -> &'a [u8]
     }
 }
 
-/// # Safety
-///
-/// `ctx` is valid, and of this module.
-unsafe fn expect_neighbor(ctx: *mut raw::RedisModuleCtx, name: &[u8]) {
+fn expect_neighbor(context: Context, name: &[u8]) {
     if !HARMLESS.contains(&name) {
         MAY_WRITE.store(true, Ordering::Relaxed);
     }
     if !ANY.swap(true, Ordering::Relaxed) {
         let class = raw::REDISMODULE_NOTIFY_EXPIRED as c_int;
-        // SAFETY: the caller's promise; the callback lives as long as the module.
-        unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx, class, Some(on_expired))) };
+        // SAFETY: the context is valid; the callback lives as long as the module.
+        unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(context.raw(), class, Some(on_expired))) };
     }
 }
 
@@ -120,7 +117,7 @@ unsafe extern "C" fn on_change(
     unsafe {
         let name = CStr::from_ptr((*data.cast::<raw::RedisModuleModuleChange>()).module_name);
         if name != MODULE_NAME {
-            expect_neighbor(ctx, name.to_bytes());
+            expect_neighbor(Context::new(ctx), name.to_bytes());
         }
     }
 }

@@ -6,11 +6,12 @@ use std::ptr::{null, null_mut};
 use redis_module::raw;
 
 use super::call::entry;
+use super::context::Context;
 use super::{Command, OK, api, functions, log};
 
 /// The context in which the server loads the module.
-pub struct Loading {
-    pub(super) ctx: *mut raw::RedisModuleCtx,
+pub struct Loading<'l> {
+    pub context: Context<'l>,
 }
 
 /// The description of a command, for COMMAND INFO, COMMAND DOCS and redis-cli's hints.
@@ -64,12 +65,12 @@ impl Argument {
     }
 
     pub const fn option(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
-        Argument { token: Some(token), optional: true, ..Argument::new(name, kind) }
+        Argument { optional: true, ..Argument::token(name, kind, token) }
     }
 
-    /// A keyword without a value.
-    pub const fn token(name: &'static CStr, token: &'static CStr) -> Argument {
-        Argument { token: Some(token), ..Argument::new(name, Kind::PureToken) }
+    /// A keyword, and its value unless the kind is a pure token.
+    pub const fn token(name: &'static CStr, kind: Kind, token: &'static CStr) -> Argument {
+        Argument { token: Some(token), ..Argument::new(name, kind) }
     }
 
     /// A group of arguments, given once or more.
@@ -100,7 +101,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadFailed;
 
-impl Loading {
+impl Loading<'_> {
     /// Looks up the server's functions and registers the module's name and version.
     ///
     /// # Safety
@@ -110,18 +111,19 @@ impl Loading {
         ctx: *mut raw::RedisModuleCtx,
         name: &CStr,
         version: c_int,
-    ) -> Result<Loading, LoadFailed> {
+    ) -> Result<Self, LoadFailed> {
         let api = raw::REDISMODULE_APIVER_1 as c_int;
         // SAFETY: the caller passes the server's context.
         if unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) } != OK {
             return Err(LoadFailed);
         }
-        let loading = Loading { ctx };
+        // SAFETY: the same.
+        let loading = Loading { context: unsafe { Context::new(ctx) } };
         // SAFETY: the crate's functions were just set, and nothing else runs in the module yet.
         if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
         }
-        std::panic::set_hook(Box::new(|panic| log(null_mut(), &format!("rl: {panic}"))));
+        std::panic::set_hook(Box::new(|panic| log(&format!("rl: {panic}"))));
         Ok(loading)
     }
 
@@ -137,8 +139,8 @@ impl Loading {
             | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD
             | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
             | self.handles_atomic_slot_migration();
-        // SAFETY: the context is the loading one.
-        unsafe { api!(RedisModule_SetModuleOptions(self.ctx, options as c_int)) };
+        // SAFETY: the context is valid.
+        unsafe { api!(RedisModule_SetModuleOptions(self.context.raw(), options as c_int)) };
     }
 
     /// The option to declare on Valkey for atomic slot migration; 0 on Redis.
@@ -148,12 +150,12 @@ impl Loading {
     fn handles_atomic_slot_migration(&self) -> u32 {
         // VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION, which Redis does not have: it may give this bit another meaning.
         const OPTION: u32 = 1 << 5;
-        // SAFETY: the context is the loading one; the info is freed once.
+        // SAFETY: the context is valid; the info is freed once.
         let is_valkey = unsafe {
-            let info = api!(RedisModule_GetServerInfo(self.ctx, c"server".as_ptr()));
+            let info = api!(RedisModule_GetServerInfo(self.context.raw(), c"server".as_ptr()));
             let version = api!(RedisModule_ServerInfoGetFieldC(info, c"valkey_version".as_ptr()));
             let found = !version.is_null();
-            api!(RedisModule_FreeServerInfo(self.ctx, info));
+            api!(RedisModule_FreeServerInfo(self.context.raw(), info));
             found
         };
         if is_valkey { OPTION } else { 0 }
@@ -168,7 +170,12 @@ impl Loading {
     ) -> Result<*mut raw::RedisModuleType, LoadFailed> {
         // SAFETY: the server copies name and methods.
         let created = unsafe {
-            api!(RedisModule_CreateDataType(self.ctx, name.as_ptr(), encoding_version, &mut methods))
+            api!(RedisModule_CreateDataType(
+                self.context.raw(),
+                name.as_ptr(),
+                encoding_version,
+                &mut methods
+            ))
         };
         if created.is_null() { Err(self.failed("cannot create the native type")) } else { Ok(created) }
     }
@@ -176,9 +183,10 @@ impl Loading {
     /// Creates an ACL category, if the server lets modules do so (Redis 7.4, Valkey 8).
     pub fn create_category(&self, name: &CStr) {
         // SAFETY: the server copies the name.
-        let added = unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.ctx, name.as_ptr())) };
+        let added =
+            unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.context.raw(), name.as_ptr())) };
         if added.is_some_and(|status| status != OK) {
-            log(self.ctx, "rl: cannot create the ACL category of the module's commands");
+            log("rl: cannot create the ACL category of the module's commands");
         }
     }
 
@@ -188,7 +196,7 @@ impl Loading {
         // SAFETY: the server copies the strings, and calls `entry` as it requires.
         let created = unsafe {
             api!(RedisModule_CreateCommand(
-                self.ctx,
+                self.context.raw(),
                 name,
                 Some(entry::<C>),
                 flags,
@@ -201,7 +209,7 @@ impl Loading {
             return Err(self.failed("cannot create a command: is its name taken?"));
         }
         // SAFETY: the command was just created.
-        let command = unsafe { api!(RedisModule_GetCommand(self.ctx, name)) };
+        let command = unsafe { api!(RedisModule_GetCommand(self.context.raw(), name)) };
         self.categorize(command, about, category);
         if describe(command, about) != OK {
             return Err(self.failed("cannot describe a command"));
@@ -232,12 +240,12 @@ impl Loading {
         let categories = CString::new(categories).unwrap_or_default();
         // SAFETY: the server copies the names.
         if unsafe { set(command, categories.as_ptr()) } != OK {
-            log(self.ctx, "rl: cannot add a command to its ACL categories");
+            log("rl: cannot add a command to its ACL categories");
         }
     }
 
     fn failed(&self, why: &str) -> LoadFailed {
-        log(self.ctx, &format!("rl: not loaded: {why}"));
+        log(&format!("rl: not loaded: {why}"));
         LoadFailed
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -10,28 +9,26 @@ use redis_module::raw;
 
 use super::api;
 use super::arg::Arg;
+use super::context::Context;
 use redis_rl_core::encoding;
 use redis_rl_core::limiter::Effect;
 use redis_rl_core::limiter::several::MAX_ROWS;
-
-/// Whether anything may listen to the replication stream: see `listeners`.
-pub(super) static LISTENED_TO: AtomicBool = AtomicBool::new(true);
 
 const COMMAND: &CStr = c"RL.APPLY";
 
 /// Sends the effect on one key.
 #[inline(never)]
-pub(super) fn send_one(ctx: *mut raw::RedisModuleCtx, key: Arg, effect: Effect) {
+pub(super) fn send_one(context: Context, key: Arg, effect: Effect) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"ss".as_ptr());
     let word = last.word(effect).0;
     // SAFETY: the arguments match the format: s is a server string. The server takes its own reference to each.
-    unsafe { api!(RedisModule_Replicate(ctx, name, format, key.server_string(), word)) };
+    unsafe { api!(RedisModule_Replicate(context.raw(), name, format, key.server_string(), word)) };
 }
 
 /// Sends the effects on several keys in one command.
 #[inline(never)]
-pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Item = (Arg<'a>, Effect)>) {
+pub(super) fn send<'a>(context: Context, effects: impl Iterator<Item = (Arg<'a>, Effect)>) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut words, mut owned) = (ArrayVec::<_, { 2 * MAX_ROWS }>::new(), ArrayVec::<_, MAX_ROWS>::new());
     for (key, effect) in effects {
@@ -43,7 +40,7 @@ pub(super) fn send<'a>(ctx: *mut raw::RedisModuleCtx, effects: impl Iterator<Ite
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"v".as_ptr());
     // SAFETY: the arguments match the format: v is an array of server strings, and its length. The server takes its own
     // reference to each.
-    unsafe { api!(RedisModule_Replicate(ctx, name, format, words.as_ptr(), words.len())) };
+    unsafe { api!(RedisModule_Replicate(context.raw(), name, format, words.as_ptr(), words.len())) };
 }
 
 /// The effect that was sent last, with its word: on a busy server many requests have the same effect, a unit counted in this

@@ -10,6 +10,7 @@ mod nodes;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use harness::{Process, Server, wait_for};
 use nodes::Cluster;
@@ -29,9 +30,15 @@ macro_rules! tests {
 }
 
 const LANGUAGES: [&str; 4] = ["c", "go", "php", "ruby"];
+/// The keys of the programs on the page: a login, and a worker that waits for its turn.
+const KEYS: [&str; 2] = [LOGIN, PARTNER];
+const LOGIN: &str = "login:alice";
+const PARTNER: &str = "partner";
 
 tests! {
     a_program_prints_what_the_server_decides: c go php ruby;
+    a_worker_sleeps_until_its_turn: c go php ruby;
+    a_worker_that_is_stopped_gives_its_turn_back: c go php ruby;
     a_program_fails_with_the_error_of_the_server: c go php ruby;
     a_program_reads_each_row_of_rl_all: c;
     a_program_for_a_cluster_asks_the_right_node: go php ruby;
@@ -42,7 +49,8 @@ tests! {
 fn every_program_on_the_page_is_run() {
     for block in code_blocks() {
         let is_program = block.text.contains(SERVER);
-        assert!(!is_program || LANGUAGES.contains(&block.language), "{}", block.text);
+        let is_run = LANGUAGES.contains(&block.language) && KEYS.iter().any(|key| block.text.contains(key));
+        assert!(!is_program || is_run, "{}", block.text);
     }
 }
 
@@ -55,7 +63,7 @@ fn every_program_in_the_folder_is_run() {
 }
 
 fn a_program_prints_what_the_server_decides(language: &str) {
-    for text in programs(language) {
+    for text in programs(language, LOGIN) {
         // Its clock stands still, and so do the waits.
         let server = Server::with_clock_at(1_700_000_040_000, &[]);
         let program = Program::new(language, text, SERVER, &server);
@@ -71,12 +79,51 @@ fn a_program_prints_what_the_server_decides(language: &str) {
     }
 }
 
+fn a_worker_sleeps_until_its_turn(language: &str) {
+    for text in programs(language, PARTNER) {
+        // Its clock stands still, so nobody's turn comes.
+        let server = Server::with_clock_at(1_700_000_040_000, &[]);
+        let program = Program::new(language, text, SERVER, &server);
+        for wait_ms in [-1, 100, 200] {
+            let asked = Instant::now();
+            let line = format!("call the partner, after a wait of {wait_ms}\n");
+            assert_eq!(program.run(), (true, line), "{text}");
+            assert!(i128::from(wait_ms) <= asked.elapsed().as_millis() as i128, "{text}");
+        }
+        for _ in 3..=50 {
+            server.value("RL.BUCKET partner 1 100ms WITHIN 5s");
+        }
+        assert_eq!(program.run(), (true, "retry after 100 ms\n".into()), "{text}");
+    }
+}
+
+fn a_worker_that_is_stopped_gives_its_turn_back(language: &str) {
+    for text in programs(language, PARTNER) {
+        let server = Server::with_clock_at(1_700_000_040_000, &[]);
+        let program = Program::new(language, text, SERVER, &server);
+        // Its turn is after 5 s. One more would have to wait longer.
+        for _ in 0..50 {
+            server.value("RL.BUCKET partner 1 100ms WITHIN 5s");
+        }
+        let free_after_ms = || server.figures("RL.PEEK partner 1 100ms")[4];
+        assert_eq!(free_after_ms(), 5_000, "{text}");
+        let mut process = program.start();
+        wait_for("the worker to ask", || free_after_ms() == 5_100);
+        process.terminate();
+        assert_eq!(end(&mut process), (true, "gave the turn back\n".into()), "{text}");
+        assert_eq!(free_after_ms(), 5_000, "{text}");
+    }
+}
+
 fn a_program_fails_with_the_error_of_the_server(language: &str) {
-    for text in programs(language) {
+    for (key, text) in
+        KEYS.iter().flat_map(|key| programs(language, key).into_iter().map(move |text| (key, text)))
+    {
         let server = Server::start();
-        server.value("SET login:alice text");
+        server.value(&format!("SET {key} text"));
         let (succeeded, output) = Program::new(language, text, SERVER, &server).run();
-        assert!(!succeeded && output.contains("WRONGTYPE") && !output.contains(" left"), "{output}{text}");
+        let printed_success = output.contains(" left") || output.contains("call the partner");
+        assert!(!succeeded && output.contains("WRONGTYPE") && !printed_success, "{output}{text}");
     }
 }
 
@@ -113,7 +160,7 @@ fn a_client_that_knows_no_cluster_fails_with_its_redirection(language: &str) {
     let cluster = Cluster::start();
     let owner = cluster.owner(cluster.slot("login:alice"));
     let other = cluster.masters().into_iter().find(|master| *master != owner).expect("another master");
-    for text in programs(language) {
+    for text in programs(language, LOGIN) {
         let (succeeded, output) = Program::new(language, text, SERVER, cluster.node(other)).run();
         assert!(!succeeded && output.contains("MOVED"), "{output}{text}");
     }
@@ -140,11 +187,11 @@ fn code_blocks() -> impl Iterator<Item = CodeBlock> {
     })
 }
 
-/// The programs on the page in a language, whose clients can be installed. Debian up to 13 has no go-redis.
-fn programs(language: &str) -> Vec<&'static str> {
+/// The programs on the page in a language for one of the [`KEYS`], whose clients can be installed. Debian up to 13 has no go-redis.
+fn programs(language: &str, key: &str) -> Vec<&'static str> {
     let has_go_redis = Path::new(GO_PATH).join("src/github.com/redis/go-redis").exists();
     let of_language = code_blocks().filter(|block| block.language == language).map(|block| block.text);
-    let of_one_server = of_language.filter(|text| text.contains(SERVER));
+    let of_one_server = of_language.filter(|text| text.contains(SERVER) && text.contains(key));
     of_one_server.filter(|text| has_go_redis || !text.contains("/go-redis/")).collect()
 }
 
@@ -201,12 +248,20 @@ impl Program {
 
     /// Whether it succeeded, and its output.
     fn run(&self) -> (bool, String) {
+        end(&mut self.start())
+    }
+
+    fn start(&self) -> Process {
         let mut command = Command::new(&self.words[0]);
         let process = Process::spawn(command.args(&self.words[1..]), self.folder.path().join("log"));
-        let mut process = process.unwrap_or_else(|error| panic!("{error}"));
-        wait_for("the program to end", || !process.is_running());
-        (process.wait().success(), process.log())
+        process.unwrap_or_else(|error| panic!("{error}"))
     }
+}
+
+/// Waits for a program. Whether it succeeded, and its output.
+fn end(process: &mut Process) -> (bool, String) {
+    wait_for("the program to end", || !process.is_running());
+    (process.wait().success(), process.log())
 }
 
 fn compile(compiler: &mut Command) {

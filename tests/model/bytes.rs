@@ -70,6 +70,8 @@ const FIXED: u8 = 1;
 const SLIDING: u8 = 2;
 const LOG: u8 = 3;
 const BUCKET: u8 = 4;
+/// Added to the limit of a bucket for which somebody waits.
+const AWAITED: u64 = 1 << 53;
 
 fn encoded(tag: u8, figures: &[u64]) -> Vec<u8> {
     [1, tag].into_iter().chain(figures.iter().copied().flat_map(integer)).collect()
@@ -93,10 +95,12 @@ fn the_largest_valid_figures_round_trip() {
         (LOG, vec![10, 0, MAX_COUNT - 1, 9]),
         (LOG, vec![10, 0, MAX_COUNT - 2, 0, 2, 9]),
         (LOG, vec![10, MAX_SAFE_INTEGER - 1, 1, 1]),
-        (BUCKET, vec![longest, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER + 1, 2 * longest, 0]),
-        (BUCKET, vec![1, 0, 2 * MAX_SAFE_INTEGER, longest, MAX_SAFE_INTEGER - 1]),
-        (BUCKET, vec![10, 0, 4, 0, 1]),
-        (BUCKET, (1..=8).flat_map(|window| [window, 0, 2, longest + window, 0]).collect()),
+        (BUCKET, vec![longest, MAX_SAFE_INTEGER, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER, 0]),
+        (BUCKET, vec![longest, 0, MAX_SAFE_INTEGER, 2 * MAX_SAFE_INTEGER - 1, longest - 1]),
+        (BUCKET, vec![10, 0, 1, 0, 1]),
+        (BUCKET, vec![1, 0, AWAITED + MAX_SAFE_INTEGER, longest, MAX_SAFE_INTEGER - 1]),
+        (BUCKET, vec![longest, 0, AWAITED + 1, 2 * longest, 0]),
+        (BUCKET, (1..=8).flat_map(|window| [window, 0, 1, 2, 0]).collect()),
     ] {
         let bytes = encoded(tag, &figures);
         let limiter = decode(&bytes).unwrap_or_else(|invalid| panic!("{tag} {figures:?}: {invalid}"));
@@ -148,23 +152,25 @@ fn bytes_that_no_limiter_encodes_to_are_refused() {
         ("units that overflow", LOG, vec![10, 0, 1, 0, u64::MAX, 1]),
         ("an entry that has left the window", LOG, vec![10, 0, 1, 10]),
         ("nothing", BUCKET, vec![]),
-        ("half a bucket", BUCKET, vec![10, 0, 2]),
-        ("half a bucket after another", BUCKET, vec![10, 0, 2, 1, 0, 11, 0]),
-        ("a full bucket", BUCKET, vec![10, 0, 2, 0, 0]),
-        ("a full bucket after another", BUCKET, vec![10, 0, 2, 1, 0, 11, 0, 2, 0, 0]),
-        ("a window of 0", BUCKET, vec![0, 0, 2, 1, 0]),
-        ("a window too long", BUCKET, vec![longest + 1, 0, 2, 1, 0]),
-        ("a time after the last", BUCKET, vec![10, MAX_SAFE_INTEGER + 1, 2, 1, 0]),
+        ("half a bucket", BUCKET, vec![10, 0, 1]),
+        ("half a bucket after another", BUCKET, vec![10, 0, 1, 1, 0, 11, 0]),
+        ("a full bucket", BUCKET, vec![10, 0, 1, 0, 0]),
+        ("a full bucket after another", BUCKET, vec![10, 0, 1, 1, 0, 11, 0, 1, 0, 0]),
+        ("a window of 0", BUCKET, vec![0, 0, 1, 1, 0]),
+        ("a window too long", BUCKET, vec![longest + 1, 0, 1, 1, 0]),
+        ("a time after the last", BUCKET, vec![10, MAX_SAFE_INTEGER + 1, 1, 1, 0]),
         ("a limit of 0", BUCKET, vec![10, 0, 0, 0, 1]),
-        ("a limit of 0", BUCKET, vec![10, 0, 1, 20, 0]),
-        ("somebody waits for a bucket that is not empty", BUCKET, vec![10, 0, 3, 10, 0]),
-        ("a limit too large", BUCKET, vec![10, 0, 2 * MAX_SAFE_INTEGER + 2, 1, 0]),
-        ("a whole millisecond in the rest", BUCKET, vec![10, 0, 10, 1, 5]),
-        ("more than the longest wait missing", BUCKET, vec![10, 0, 10, longest + 10, 1]),
-        ("a level that overflows", BUCKET, vec![longest, 0, 10, u64::MAX, 1]),
-        ("equal windows", BUCKET, vec![10, 0, 2, 1, 0, 10, 0, 2, 1, 0]),
-        ("windows out of order", BUCKET, vec![11, 0, 2, 1, 0, 10, 0, 2, 1, 0]),
-        ("too many windows", BUCKET, (1..=9).flat_map(|window| [window, 0, 2, 1, 0]).collect()),
+        ("a limit too large", BUCKET, vec![10, 0, MAX_SAFE_INTEGER + 1, 1, 0]),
+        ("somebody waits for a bucket that has units", BUCKET, vec![10, 0, AWAITED + 5, 10, 0]),
+        ("a wait beyond the longest", BUCKET, vec![10, 0, AWAITED + 5, longest + 10, 1]),
+        ("somebody waits for nothing", BUCKET, vec![10, 0, AWAITED, 20, 0]),
+        ("a whole millisecond in the rest", BUCKET, vec![10, 0, AWAITED + 5, 20, 5]),
+        ("a whole unit in the rest", BUCKET, vec![10, 0, 5, 1, 10]),
+        ("more than two buckets missing", BUCKET, vec![10, 0, 5, 10, 1]),
+        ("units that overflow", BUCKET, vec![longest, 0, 5, u64::MAX, 1]),
+        ("equal windows", BUCKET, vec![10, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
+        ("windows out of order", BUCKET, vec![11, 0, 1, 1, 0, 10, 0, 1, 1, 0]),
+        ("too many windows", BUCKET, (1..=9).flat_map(|window| [window, 0, 1, 1, 0]).collect()),
     ] {
         assert!(decode(&encoded(tag, &figures)).is_err(), "{why}: {tag} {figures:?}");
     }

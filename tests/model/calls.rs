@@ -107,7 +107,7 @@ impl MemoryKey<'_> {
             *self.limiter = fresh;
         }
         assert!(!pending.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
-        *self.expires_at = pending.moved.expires.or(*self.expires_at);
+        *self.expires_at = pending.expires.or(*self.expires_at);
     }
 }
 
@@ -140,8 +140,9 @@ pub fn answer_and_send(
         let mut fresh = None;
         let answer = request.run(&mut key, &mut fresh)?;
         if answer.pending.is_any() {
-            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome);
-            send(answer.pending.effect(recorded));
+            let back = answer.outcome.moved_back_to(UnixMs::saturating(now));
+            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome, back);
+            send(answer.pending.effect(back, recorded));
         }
         key.carry_out(fresh, answer.pending);
         let (outcome, verdict) = (answer.outcome, answer.verdict);
@@ -169,11 +170,11 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     match effect {
         Effect::Recorded(recorded) => {
             assert!(pending.changed && !pending.emptied);
-            assert_eq!(pending.moved.expires, recorded.moved.expires, "it is told");
+            assert_eq!(pending.expires, recorded.moved.expires, "it is told");
         }
         Effect::Moved(moved) => {
-            assert!(moved.is_any());
-            assert_eq!(pending.moved, *moved);
+            assert!(moved.back.is_some() || moved.expires.is_some());
+            assert_eq!((pending.moved_back, pending.expires), (moved.back.is_some(), moved.expires));
         }
         Effect::Deleted => assert!(pending.emptied),
     }

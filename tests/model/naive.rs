@@ -200,7 +200,7 @@ impl Buckets {
         };
         let each: Vec<_> = quotas.iter().map(|quota| (*quota, most(quota))).collect();
         let before = self.lengths.clone();
-        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, now));
+        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, as_of, now));
         let refunded = refunded.max().unwrap_or(0);
         if refunded == 0 {
             self.lengths = before;
@@ -208,9 +208,10 @@ impl Buckets {
         refunded
     }
 
-    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, now: i128) -> i128 {
+    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, as_of: i128, now: i128) -> i128 {
         let (window, named) = (window_of(quota), i128::from(quota.limit()));
         let Some(level) = self.lengths.get_mut(&window).filter(|_| named > 0) else { return 0 };
+        let now = if as_of > level.newest_units(window) { as_of } else { now };
         let larger = named.max(level.limit);
         let back = share(refundable, level.limit, larger);
         let missing = Level { missing: back.min(level.at(now).missing), ..*level };
@@ -491,6 +492,7 @@ impl Model {
         // Units are given back as of AT, or else as of the newest time of the log, or of the windows named.
         let as_of = if cost > 0 || at { now } else { now.max(self.newest_units_of(quotas)) };
         let when = i128::from(as_of);
+        let waited = self.awaited_until().is_some_and(|until| until >= i128::from(now));
         let changed = match &mut self.state {
             State::Log(log) if cost > 0 => log.take(quotas, units, when),
             State::Log(log) => log.refund(quotas, units, when),
@@ -507,9 +509,18 @@ impl Model {
             State::Buckets(buckets) => buckets.refund(quotas, units, when, now.into()),
         };
         if changed > 0 && cost < 0 {
-            self.delete_if_nothing_counts(quotas, i128::from(now));
+            if !waited {
+                self.delete_if_nothing_counts(quotas, i128::from(now));
+            }
         }
         (changed > 0).then_some(Change { as_of, units: cost.signum() * changed as i64 })
+    }
+
+    /// When the last one who waits has the units, if anybody does.
+    fn awaited_until(&self) -> Option<i128> {
+        let State::Buckets(buckets) = &self.state else { return None };
+        let awaited = buckets.lengths.iter().filter(|(_, level)| level.awaited);
+        awaited.map(|(window, level)| level.newest_units(*window)).max()
     }
 
     fn delete_if_nothing_counts(&mut self, quotas: &[Quota], now: i128) {

@@ -49,11 +49,13 @@ impl Host {
         let (mut fresh, before) = (None, *key.expires_at);
         let answer = request.run(&mut key, &mut fresh).expect("the windows fit");
         if answer.pending.is_any() {
-            let effect = answer.pending.effect(|| Recorded::of(algorithm, quotas, cost, &answer.outcome));
+            let back = answer.outcome.moved_back_to(time.clock);
+            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome, back);
+            let effect = answer.pending.effect(back, recorded);
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, answer.pending);
-        self.moves += usize::from(answer.pending.moved.back.is_some());
+        self.moves += usize::from(answer.pending.moved_back);
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }

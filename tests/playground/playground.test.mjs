@@ -129,6 +129,32 @@ test("every algorithm counts from the start, and DEL resets it", async () => {
   }
 });
 
+test("of a bucket, requests wait for their turn, and the page shows who still waits", async () => {
+  assert.ok(await evaluate(`document.getElementById("within").disabled`), "it is an option of buckets");
+  await evaluate(`document.querySelector("[value='RL.BUCKET']").click()`);
+  await set("limit", 1);
+  await set("window", 20);
+  await set("within", 30);
+  await click("send");
+  assert.equal(await text("command"), "RL.BUCKET visitor 1 20s WITHIN 30s");
+  assert.equal(await text("status"), "Passed: 0 of 1 left");
+  await click("send");
+  assert.match(await text("status"), /^Waits (1\d{4}|20000) ms for its turn$/);
+  const rows = (await text("reply")).split("\n");
+  assert.equal(rows.length, 7);
+  assert.match(rows[3], /^4\) \(integer\) \d+\s+retry_after: exactly \d+ ms until its turn$/);
+  await click("send");
+  assert.match(await text("status"), /^Refused: retry after \d+ ms$/);
+  await until(
+    `document.getElementById("chart").ariaLabel.includes("1 passed within the last window, the limit is 1, 1 wait")`,
+  );
+  await click("reset");
+  await until(`document.getElementById("chart").ariaLabel.endsWith("0 wait")`);
+  await evaluate(`document.querySelector("[value='RL.LOG']").click()`);
+  await click("send");
+  assert.equal(await text("command"), "RL.LOG visitor 1 20s");
+});
+
 test("while the button is held, requests go on, also by Enter", async () => {
   await set("window", 3600);
   await set("rate", 50);

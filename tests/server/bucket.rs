@@ -169,7 +169,7 @@ fn units_given_back_as_of_a_time_are_nobody_elses() {
 /// A service whose plan changes while units are out gives them back under another limit than is stored.
 #[test]
 fn a_give_back_frees_no_more_than_it_names_in_the_larger_of_the_two_limits() {
-    let server = Hosts::start();
+    let server = Hosts::with_clock_at(NOW);
     for back in ["RL.BUCKET k 1 1s COST -1", "RL.BUCKET k 1 1s COST -1 PARTIAL", "RL.ALL k BUCKET 1 1s -1"] {
         for at in [String::new(), format!(" AT {NOW}")] {
             server.value(&format!("RL.BUCKET k 1000 1s COST 1000 AT {NOW}"));

@@ -122,6 +122,27 @@ fn a_limited_request_publishes_an_event_and_nothing_else_does() {
     }
 }
 
+#[test]
+fn what_counts_or_empties_a_key_misses_none() {
+    let server = Server::start();
+    for name in COMMANDS {
+        let kind = &name[3..];
+        for line in [
+            format!("{name} a 5 1h COST 2"),
+            format!("{name} a 5 1h COST -2"),
+            format!("RL.ALL a {kind} 5 1h 1 b {kind} 5 1h 1"),
+            format!("RL.ALL a {kind} 5 1h -1 b {kind} 5 1h -1"),
+            format!("RL.ALL a {kind} 5 1h 1 b {kind} 5 1h 1"),
+            "RL.APPLY a DEL".to_owned(),
+            "RL.APPLY b DEL c DEL".to_owned(),
+        ] {
+            server.value(&line);
+            assert_eq!(server.info("keyspace_misses"), "0", "{line}");
+        }
+        assert_eq!(server.integer("DBSIZE"), 0, "{name}");
+    }
+}
+
 /// Commands on keys that have the names of their commands, and the keys that each changes.
 fn watched() -> Vec<(String, String)> {
     let mut calls = Vec::new();

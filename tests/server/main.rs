@@ -4,7 +4,7 @@
 //!
 //! - `replies`: what the commands reply; `refusals`: errors of single keys, and that they change nothing.
 //! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
-//! - `bucket`: RL.BUCKET to the integer, and what it replaces.
+//! - `bucket`: RL.BUCKET to the integer, and what it replaces; `within`: those who wait in turn.
 //! - `all`: several keys in one step, all or nothing.
 //! - `recipes`: what docs/recipes.md promises; `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
@@ -60,3 +60,4 @@ mod refusals;
 mod registration;
 mod replication;
 mod replies;
+mod within;

@@ -495,7 +495,7 @@ describe("express", () => {
     app.use(Object.defineProperty(failed, "length", { value: 4 }));
     web = await serve(app);
     for (const path of ["/allowed", "/refused"]) assert.equal((await get(path)).text, "early");
-    await client.ping();
+    await waitFor("the decision", async () => handled.length > 0);
     assert.deepEqual(errors, []);
     assert.deepEqual(handled, ["/allowed"]);
   });

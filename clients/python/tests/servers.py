@@ -246,8 +246,8 @@ class Monitor:
 
 @contextlib.contextmanager
 def sentinel(master: Server, *tls: str) -> Iterator[int]:
-    """The port of a Sentinel that knows a master as ``mine``."""
-    port = free_port()
+    """The port of a Sentinel that knows a master as ``mine``; with those settings its port for TLS."""
+    port, tls_port = free_port(), free_port() if tls else 0
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "sentinel.conf"
         settings.write_text(
@@ -255,13 +255,13 @@ def sentinel(master: Server, *tls: str) -> Iterator[int]:
             f"sentinel monitor mine 127.0.0.1 {master.tls_port or master.port} 1\n"
         )
         process = subprocess.Popen(
-            [REDIS_SERVER, str(settings), "--sentinel", *tls],
+            [REDIS_SERVER, str(settings), "--sentinel", "--tls-port", str(tls_port), *tls],
             stdout=subprocess.DEVNULL,
             preexec_fn=end_with_parent,
         )
         try:
             wait_for("the Sentinel to answer", lambda: answers(port))
-            yield port
+            yield tls_port or port
         finally:
             process.kill()
             process.wait()

@@ -56,6 +56,23 @@ def test_a_limiter(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("rights")
+async def test_the_log_says_which_keys_a_user_lacks_or_which_option_names_others(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.asyncio.Redis(port=server.port, **LOGIN)
+    policies = [Policy("plan", "5/h"), Policy("all", "5/h", key="all")]
+    for prefix in ("app:", "limit:"):
+        guard = Guard(client, policies, prefix=prefix, timeout=60, key=lambda scope: "alice")
+        taken = await guard.take({VISIT: None})
+        assert bool(taken.decision) is (prefix == "limit:")
+        await guard.close()
+    await client.aclose()
+    [said] = caplog.messages
+    assert "give the user these by ACL SETUSER, ~app:plan:* ~app:all:*, or the guard a prefix= that the user" in said
+    assert "alice" not in said
+
+
+@pytest.mark.usefixtures("rights")
 def test_leases(server: Server) -> None:
     with (
         redis.Redis(port=server.port, **LOGIN) as client,

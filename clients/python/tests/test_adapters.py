@@ -207,6 +207,41 @@ def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: re
     assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
 
 
+def test_a_limit_above_the_decorator_of_its_route_of_flask_is_an_error(app: tuple[flask.Flask, Any]) -> None:
+    site, guard = app
+    shop = flask.Blueprint("shop", __name__)
+
+    @guard.limit("1/h")
+    @shop.get("/hello")
+    def hello() -> str:
+        return "hello"
+
+    site.register_blueprint(shop)
+    site.testing = True
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"the route of .*hello is made without its limit: write @guard\.limit"):
+            site.test_client().get("/hello")
+
+
+async def test_a_limit_above_the_decorator_of_its_route_of_aiohttp_is_an_error(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, routes = redis_rl.aiohttp.Guard(redis.Redis(port=server.port), timeout=PATIENT), web.RouteTableDef()
+
+    @guard.limit("1/h")
+    @routes.get("/hello")
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response()
+
+    outer, inner = web.Application(middlewares=[guard.middleware]), web.Application()
+    inner.add_routes(routes)
+    outer.add_subapp("/inner", inner)
+    async with TestClient(TestServer(outer)) as site:
+        assert [(await site.get("/inner/hello")).status for _ in range(2)] == [500, 500]
+    assert "hello is made without its limit: write @guard.limit(...) below" in caplog.text
+    await guard.close()
+
+
 def test_a_text_on_two_routes_is_told_once_where_the_framework_does_not_show_them_before(
     app: tuple[flask.Flask, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
+import sys
 import time
 import weakref
 from collections import Counter
@@ -323,3 +325,27 @@ async def test_a_node_that_takes_over_is_asked(caplog: pytest.LogCaptureFixture)
         for client in clients:
             await client.aclose()
     assert caplog.messages[-2:] == ["Redis decides again"] * 2
+
+
+CLOSES_LOOPS = """
+import asyncio, gc, sys
+import redis.asyncio, uvloop
+from redis_rl import AsyncRateLimiter
+from redis_rl.asgi import Guard
+client = redis.asyncio.Redis(port=int(sys.argv[1]))
+limiter, guard = AsyncRateLimiter(client), Guard(client, "9/h", fail="closed", timeout=60)
+scope = {"redis_rl.visit": None, "type": "http", "client": None}
+for new_loop in 2 * (asyncio.new_event_loop, uvloop.new_event_loop):
+    loop = new_loop()
+    assert loop.run_until_complete(limiter.acquire("log", "k", "9/h", timeout=0))
+    assert not loop.run_until_complete(guard.take(scope)).refused
+    loop.close()
+    del loop
+    gc.collect()
+"""
+
+
+def test_a_program_may_close_its_loops_without_ending_their_tasks(server: Server) -> None:
+    words = [sys.executable, "-c", CLOSES_LOOPS, str(server.port)]
+    said = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert "Task was destroyed" not in said.stderr, said.stderr

@@ -228,14 +228,49 @@ def test_the_package_s_own_connections_have_the_tls_of_the_client(
         else:
             server = stack.enter_context(Server(tls=of_servers))
         known = stack.enter_context(servers.sentinel(server, *of_servers)) if kind == "sentinel" else 0
+        # The Sentinel demands a certificate, too.
+        sentinels = {"sentinels": [("127.0.0.1", known)], "sentinel_kwargs": of_clients}
         for library, home in ((each, home) for each in (redis, valkey) for home in (each, each.asyncio)):
             name = library.__name__.capitalize()
             if kind == "sentinel":
-                client: Any = home.sentinel.Sentinel([("127.0.0.1", known)]).master_for("mine", **of_clients)
+                client: Any = home.sentinel.Sentinel(**sentinels).master_for("mine", **of_clients)
             else:
                 kind_of = getattr(home, f"{name}Cluster" if kind == "cluster" else name)
                 client = kind_of(host="127.0.0.1", port=server.tls_port, **of_clients)
             run(test(client, home.__name__))
+            if home is library:
+                limiter = RateLimiter(client)
+                assert all(limiter.acquire("log", f"{name}:{key}", "1/h", timeout=PATIENT) for key in keys(9))
+                with limiter.hold(f"places:{name}", 1) as place:
+                    assert place
         if kind == "single":
             del of_clients["ssl_ca_certs"]
             run(test(redis.Redis(port=server.tls_port, **of_clients), "untrusted", 503))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_each_sentinel_is_asked_with_options_of_its_own(server: Server, sentinel: int, is_async: bool) -> None:
+    """The first listens on a socket's file and the last on a port."""
+    home = redis.asyncio if is_async else redis
+    manager = home.sentinel.Sentinel([("127.0.0.1", sentinel)])
+    manager.sentinels.insert(0, home.Redis(unix_socket_path="/nowhere", username="other", password="secret"))
+    guard = Guard(manager.master_for("mine"), "2/h", fail="closed", timeout=PATIENT)
+    assert [(await guard.take(SCOPE)).refused for _ in range(3)] == [False, False, True]
+    await guard.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_log_names_sentinels_that_are_away_by_their_addresses(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = redis.asyncio if is_async else redis
+    away = [("127.0.0.1", servers.free_port()) for _ in range(2)]
+    client = home.sentinel.Sentinel(away, sentinel_kwargs={"password": "secret"}).master_for("mine")
+    guard = Guard(client, "2/h", timeout=PATIENT)
+    assert not (await guard.take(SCOPE)).refused
+    await guard.close()
+    [said] = caplog.messages
+    for host, port in away:
+        assert f"{host}:{port} - " in said
+    assert "secret" not in said
+    assert len(said) < 400

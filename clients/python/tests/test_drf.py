@@ -31,14 +31,17 @@ settings.configure(
 )
 django.setup()
 
-from django.test import override_settings  # noqa: E402
+from django.test import Client, override_settings  # noqa: E402
 from rest_framework.request import Request  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.test import APIRequestFactory  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
 from redis_rl import RateLimiter, drf, http  # noqa: E402
+from redis_rl.django import Guard  # noqa: E402
 from redis_rl.testing import Clock  # noqa: E402
+
+from .services import project  # noqa: E402
 
 
 class Expensive(drf.AnonRateThrottle):
@@ -209,3 +212,49 @@ def test_no_rate_is_no_limit() -> None:
 def test_throttles_need_no_server() -> None:
     with configured(URL="memory:"):
         assert set(statuses(9)) == {200, 429}
+
+
+def test_a_guard_limits_around_views_and_in_them(server: Server, raw: redis.Redis) -> None:
+    guard = Guard(redis.Redis(port=server.port), "9/h", key=lambda request: "me", timeout=60)
+
+    class Exports(APIView):
+        def get(self, request: Request) -> Response:
+            return Response("export")
+
+        def post(self, request: Request) -> Response:
+            guard.take(request, http.Policy("batch", "5/h"), cost=3)
+            guard.settle(request, {"batch": 2})
+            return Response("done")
+
+    view = guard.limit("2/h", method="GET")(Exports.as_view())
+    with project(guard, {"/exports": view}):
+        site = Client()
+        answers = [site.get("/exports") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[1]["RateLimit"].startswith('"requests-1h";r=7;t=3600, "GET /exports-1h";r=0;t=')
+        assert answers[2]["Content-Type"] == "application/problem+json"
+        answers = [site.post("/exports") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[1]["RateLimit"].endswith('"batch-1h";r=1;t=3600')
+    assert set(raw.keys()) == {"requests:me", "GET /exports:me", "batch:me"}
+
+
+def test_two_throttles_of_a_view_charge_each_other_s_refusals(server: Server, raw: redis.Redis) -> None:
+    """The framework asks each of them, also after a refusal. So its page says to use one, with several tiers."""
+
+    class Small(drf.AnonRateThrottle):
+        scope, rate = "small", "1/h"
+
+    class Large(drf.AnonRateThrottle):
+        scope, rate = "large", "9/h"
+
+    class View(APIView):
+        throttle_classes = (Small, Large)
+
+        def get(self, request: Request) -> Response:
+            return Response("hello")
+
+    with configured(URL=server.url):
+        told = [View.as_view()(APIRequestFactory().get("/")).status_code for _ in range(3)]
+    assert told == [200, 429, 429]
+    assert counted(raw, "throttle:large:127.0.0.1") == 3

@@ -19,9 +19,10 @@ import redis.asyncio
 
 from redis_rl import AsyncHold, AsyncRateLimiter, MemoryLimiter, RateLimiter
 from redis_rl._guard.hold import _renewals
+from redis_rl._lines.loop import _resumed
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Monitor, Server, blocked, calls, paused, run, until
+from .servers import PATIENCE, Monitor, Server, blocked, calls, paused, run, until, wait_for
 from .test_acquire import Slept
 
 LIMIT, FOR = 5, 30
@@ -230,7 +231,7 @@ async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_a
         assert [number for number, error in enumerate(ended) if error] == [0, 2]
 
 
-async def test_who_asks_while_the_one_that_polls_leaves_polls_from_then_on(server: Server, raw: redis.Redis) -> None:
+async def test_who_waits_behind_the_one_that_polls_polls_when_that_one_leaves(server: Server, raw: redis.Redis) -> None:
     sleeps: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -239,16 +240,14 @@ async def test_who_asks_while_the_one_that_polls_leaves_polls_from_then_on(serve
 
     with RateLimiter(raw).hold("jobs", 1):
         async with tasks(server, sleep=sleep) as limiter:
-            jobs = []
-            for number in range(2):
-                jobs.append(asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__()))
-                if number == 0:
-                    await until(lambda: len(sleeps) == 1)
-            # The second one has asked, and has no reply yet.
-            await asyncio.sleep(0)
-            jobs[0].cancel()
+            jobs = [asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__())]
+            await until(lambda: len(sleeps) == 1)
+            jobs.append(asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__()))
             await until(lambda: len(sleeps) == 2)
-            assert max(sleeps) <= 0.05
+            assert (sleeps[0] <= 0.05, sleeps[1] > PATIENCE / 2) == (True, True)
+            jobs[0].cancel()
+            await until(lambda: len(sleeps) == 3)
+            assert sleeps[2] <= 0.05
             jobs[1].cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
@@ -323,6 +322,53 @@ def test_a_thread_renews_by_hand_and_is_told_whether_its_place_was_certain(serve
         )
     monitor.close()
     assert free(raw, at=clock()) == LIMIT
+
+
+async def test_a_block_that_computes_for_longer_than_its_place_lasts_is_told_of_when_it_ends(
+    server: Server, raw: redis.Redis
+) -> None:
+    late: list[Any] = []
+    clock = Clock()
+    async with tasks(server, clock=clock) as limiter, limiter.hold("jobs", 1, on_late=late.append) as place:
+        clock.move(30)
+    await asyncio.sleep(0)
+    assert (late, place.is_late) == (["jobs"], True)
+    with threads(server, clock=clock) as limiter, limiter.hold("jobs", 1, on_late=late.append) as held_by_thread:
+        clock.move(30)
+    assert (late, held_by_thread.is_late) == (["jobs", "jobs"], True)
+    assert free(raw, at=clock()) == LIMIT
+
+
+async def test_what_goes_back_is_written_in_the_turn_in_which_the_block_ends(server: Server, raw: redis.Redis) -> None:
+    async with tasks(server) as limiter:
+        hold = await limiter.hold("jobs", LIMIT).__aenter__()
+        ending = hold.__aexit__(None, None, None)
+        # The first turn of the end. No other follows, as in a process that a signal ends.
+        waits_for = ending.send(None)
+        wait_for("the place to be free", lambda: free(raw) == LIMIT)
+
+        async def rest() -> None:
+            await _resumed(ending, waits_for)
+
+        await rest()
+
+
+async def test_who_asks_again_stands_behind_those_who_wait(server: Server, raw: redis.Redis) -> None:
+    order: list[str] = []
+    async with tasks(server) as limiter:
+
+        async def job(name: str) -> None:
+            async with limiter.hold("jobs", 1, timeout=PATIENCE) as place:
+                assert place
+                order.append(name)
+
+        async with limiter.hold("jobs", 1) as first:
+            waiting = [asyncio.ensure_future(job("waits"))]
+            await until(lambda: first._waiting.is_waited)
+        # Nobody else asks: of the places that are given back, some wake nobody.
+        waiting.append(asyncio.ensure_future(job("comes")))
+        await asyncio.gather(*waiting)
+    assert order == ["waits", "comes"]
 
 
 async def test_what_is_on_its_way_to_a_task_that_is_cancelled_goes_back(server: Server, raw: redis.Redis) -> None:

@@ -293,6 +293,28 @@ def test_a_clock_decides_instead_of_the_server_s(timed_strategies: Any, clock: C
     assert limiter.hit(HOURLY, "k", cost=10)
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_with_a_clock_reset_forgets_all_that_is_counted(server: Server, clock: Clock, name: str) -> None:
+    storage: Any = storage_from_string(f"redis-rl://127.0.0.1:{server.port}", clock=clock)  # type: ignore[arg-type]
+    limiter = STRATEGIES[name](storage)
+    assert limiter.hit(HOURLY, "k", cost=10)
+    assert storage.reset() == 1
+    assert limiter.hit(HOURLY, "k", cost=10)
+    close(storage)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_with_a_clock_redis_being_away_is_an_error_too(own_server: Server, clock: Clock, name: str) -> None:
+    storage: Any = storage_from_string(f"redis-rl://127.0.0.1:{own_server.port}", clock=clock)  # type: ignore[arg-type]
+    limiter = STRATEGIES[name](storage)
+    assert limiter.hit(HOURLY, "k")
+    own_server.kill()
+    for ask in (limiter.hit, limiter.test, limiter.get_window_stats):
+        with pytest.raises(redis.ConnectionError):
+            ask(HOURLY, "k")
+    close(storage)
+
+
 def test_a_strategy_may_be_changed_while_keys_live(any_storage: Any) -> None:
     for strategy in STRATEGIES.values():
         assert strategy(any_storage).hit(YEARLY, "k")

@@ -73,10 +73,10 @@ def test_a_random_history_goes_as_it_went(index: int) -> None:
         assert [verdict_of_line(line, *event) for event in events] == history["verdicts"]
     elif case := history.get("place"):
         place = Place(case["for_ms"], case["at"])
-        for (event, now_ms), says, state, due in zip(
+        for (event, *arguments), says, state, due in zip(
             case["events"], history["says"], history["states"], history["dues"], strict=True
         ):
-            assert (getattr(place, event)(now_ms), place.state, place.due) == (says, state, due), event
+            assert (getattr(place, event)(*arguments), place.state, place.due) == (says, state, due), event
     else:
         away = Away()
         assert [getattr(away, event)(*arguments) for event, *arguments in history["away"]] == history["verdicts"]

@@ -184,7 +184,7 @@ def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(s
 def test_an_interruption_while_connecting_leaves_no_connection(
     server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connections = lines._Connections(Library(raw, is_async=False), raw, None, None)
+    connections = lines._Connections(Library(raw, is_async=False), raw, None, None, set())
     made: list[Any] = []
 
     def interrupt(connection: Any) -> None:
@@ -202,7 +202,7 @@ def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
     busy: float, connects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub of gevent that is busy for a second tells of a timeout of less before it reads the reply."""
-    connections = lines._Connections(Library(redis.Redis(), is_async=False), redis.Redis(), None, 0.1)
+    connections = lines._Connections(Library(redis.Redis(), is_async=False), redis.Redis(), None, 0.1, set())
     clock = {"monotonic": 0.0, "process_time": 0.0}
     for name in clock:
         monkeypatch.setattr(lines, name, lambda name=name: clock[name])
@@ -228,10 +228,10 @@ def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
 
     monkeypatch.setattr(connections, "_pool", SimpleNamespace(make_connection=Connection))
     if connects:
-        made = connections._connected(0.1, 5)
-        assert made.socket_connect_timeout >= 1
+        lent = connections._taken(None, 5)
+        assert lent.connection.socket_connect_timeout >= 1
         # It waits for replies no longer than others.
-        assert [type(reply) for reply in connections.receive(made, 1, None)] == [redis.exceptions.TimeoutError]
+        assert [type(reply) for reply in connections.receive(lent, 1, None)] == [redis.exceptions.TimeoutError]
         assert waits == [0.1, 0]
     else:
         with pytest.raises(redis.exceptions.TimeoutError):

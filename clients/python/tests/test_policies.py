@@ -14,6 +14,8 @@ from unittest import mock
 import pytest
 import redis
 import redis.asyncio
+from fastapi import Depends, FastAPI
+from starlette.testclient import TestClient
 
 from redis_rl import Decision, RateLimiter
 from redis_rl._guard import address, nodes
@@ -23,7 +25,7 @@ from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
 from redis_rl.http import Standing
 from redis_rl.testing import Clock
 
-from .guards import PATIENT, SCOPE, guarded
+from .guards import PATIENT, SCOPE, guard_of, guarded
 from .servers import Server, counted
 from .test_cases import CASES, named
 
@@ -500,3 +502,25 @@ async def test_a_policy_with_a_lease_is_mostly_served_without_asking(server: Ser
 def test_a_guard_of_something_else_is_an_error(client: Any, policies: Any, options: Any, error: str) -> None:
     with pytest.raises(TypeError, match=error):
         Guard(client, policies, **options)
+
+
+@pytest.mark.parametrize("policies", ["2/m", lambda scope: "2/m"], ids=["text", "function"])
+async def test_a_text_that_takes_where_no_route_is_known_is_an_error(policies: Policies, server: Server) -> None:
+    """Else it would count as the guard's own text does, by the same name."""
+    guard = guard_of(server, "3/m", fail="open")
+    cause = r'the framework does not tell the route: give the limit a name, Policy\("search", "2/m"\)'
+    for _ in range(2):
+        with pytest.raises(ValueError, match=cause):
+            await guard.take(SCOPE, policies)
+    assert fields(await guard.take(SCOPE)) == '"requests-1m";r=2;t=60'
+    await guard.close()
+
+
+def test_a_text_that_a_function_chooses_for_a_route_has_its_name(server: Server, raw: redis.Redis) -> None:
+    guard, app = guard_of(server, "9/h", key=lambda scope: "me"), FastAPI()
+    app.add_middleware(guard.middleware)
+    for path in ("/a", "/b"):
+        app.get(path, dependencies=[Depends(guard.limit(lambda scope: "1/h"))])(lambda: "hello")
+    with TestClient(app) as site:
+        assert [site.get(path).status_code for path in ("/a", "/b", "/a")] == [200, 200, 429]
+    assert set(raw.keys()) == {"requests:me", "GET /a:me", "GET /b:me"}

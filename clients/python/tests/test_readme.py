@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from django.conf import settings
 from starlette.testclient import TestClient
 
 from .servers import Server
@@ -109,6 +110,8 @@ def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Ser
 
 
 def test_the_code_of_the_adapters_runs(server: Server) -> None:
+    if not settings.configured:
+        settings.configure()
     run(ADAPTERS, server, prints=0)
 
 
@@ -116,6 +119,7 @@ def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
     run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=4)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the linters need Python 3.11")
 def test_the_code_of_the_readme_has_types(tmp_path: Path) -> None:
     lookups = """
 async def is_paying(account: str) -> bool: raise NotImplementedError

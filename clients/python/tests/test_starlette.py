@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, cast
 
 import pytest
 import redis
 import redis.asyncio
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, WebSocket
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, WebSocket
 from fastapi import Request as FastAPIRequest
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -22,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from redis_rl import MemoryLimiter
 from redis_rl.asgi import Guard, Policy, Refused, Scope
 
 from .guards import app_of, guard_of, violated
@@ -356,10 +358,83 @@ def test_a_decorated_handler_of_fastapi_keeps_its_parameters(make: Make) -> None
 def test_a_decorated_handler_without_a_request_is_an_error_that_says_so(server: Server) -> None:
     limit = guard_of(server).limit
 
-    with pytest.raises(TypeError, match=r"show needs a parameter for its request; in FastAPI there is Depends"):
+    async def nothing() -> None: ...
+    async def others(q: str, page: int = 1) -> None: ...
+    async def annotated(q: Annotated[str, Query()], user: str | None = None) -> None: ...
+    async def one(q: str, request: FastAPIRequest) -> None: ...
+    async def either(request: Request | WebSocket) -> None: ...
+    async def anything(request: Any) -> None: ...
+    async def untold(request) -> None: ...  # type: ignore[no-untyped-def]
 
-        @limit("1/h")
-        async def show() -> None: ...
+    for wrong in (nothing, others, annotated):
+        with pytest.raises(
+            TypeError, match=rf"{wrong.__name__} needs a parameter for its request; in FastAPI there is"
+        ):
+            limit("1/h")(wrong)
+    for right in (one, either, anything, untold, functools.partial(one, "q")):
+        limit("1/h")(right)
+
+
+@pytest.mark.parametrize("where", ["application", "router", "mount"])
+def test_a_limit_above_the_decorator_of_its_route_is_an_error_at_the_start(make: Make, where: str) -> None:
+    app, limit, _ = make()
+    place: Any = {"application": app, "router": APIRouter(), "mount": FastAPI()}[where]
+
+    @limit("1/h")
+    @place.get("/hello")
+    async def hello(request: FastAPIRequest) -> str:
+        return "hello"
+
+    if where == "router":
+        app.include_router(place)
+    elif where == "mount":
+        app.mount("/inner", place)
+    cause = r"the route of .*hello is made without its limit: write @guard\.limit\(\.\.\.\) below the route's"
+    with pytest.raises(TypeError, match=cause), TestClient(app):
+        pass
+    # Without a startup, at each request.
+    for _ in range(2):
+        with pytest.raises(TypeError, match=cause):
+            TestClient(app).get("/hello")
+
+
+def test_a_handler_may_have_a_route_with_its_limit_and_one_without(make: Make) -> None:
+    app, limit, _ = make()
+
+    async def hello(request: FastAPIRequest) -> str:
+        return "hello"
+
+    @functools.wraps(hello)
+    async def inner(request: FastAPIRequest) -> str:
+        return await hello(request)
+
+    limited = limit(Policy("a", "1/h"))(limit(Policy("b", "2/h"))(hello))
+
+    @functools.wraps(limited)
+    async def outer(request: FastAPIRequest) -> str:
+        return cast(str, await limited(request))
+
+    for path, handler in ("/free", hello), ("/limited", outer), ("/inner", limit("3/h")(inner)):
+        app.get(path)(handler)
+    with TestClient(app) as site:
+        assert [site.get(path).status_code for path in ("/limited", "/free", "/limited")] == [200, 200, 429]
+
+
+def test_off_asyncio_the_error_says_so_before_the_first_request_and_is_not_redis_being_away(server: Server) -> None:
+    app, guard = FastAPI(), guard_of(server, "1/h", fail="open")
+    app.add_middleware(guard.middleware)
+    cause = "does not run on asyncio, .* start the server on asyncio instead of trio"
+    with pytest.raises(RuntimeError, match=cause), TestClient(app, backend="trio"):
+        pass
+    with pytest.raises(RuntimeError, match=cause):
+        TestClient(app, backend="trio").get("/")
+
+
+def test_a_limiter_in_memory_needs_no_asyncio() -> None:
+    app, guard = FastAPI(), Guard(MemoryLimiter(), "1/h")
+    app.add_middleware(guard.middleware)
+    with TestClient(app, backend="trio") as site:
+        assert [site.get("/openapi.json").status_code for _ in range(2)] == [200, 429]
 
 
 def test_what_needs_the_middleware_is_an_error_that_names_it(server: Server) -> None:

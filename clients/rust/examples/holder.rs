@@ -30,9 +30,9 @@ fn random() -> f64 {
     RandomState::new().hash_one(0) as u32 as f64 / f64::from(u32::MAX)
 }
 
-async fn work(lasting: Duration) {
+async fn work(ttl: Duration) {
     let seconds =
-        if random() < 0.03 { lasting.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
+        if random() < 0.03 { ttl.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 
@@ -74,7 +74,7 @@ async fn main() {
     let redis = redis.timeout(Duration::from_secs_f64(setting("TIMEOUT").parse().expect("seconds")));
     let (tasks, is_once) = (number("TASKS"), !setting("ONCE").is_empty());
     let places = Places::new(redis)
-        .lasting(Duration::from_millis(number("FOR_MS")))
+        .ttl(Duration::from_millis(number("FOR_MS")))
         .timeout(Duration::from_secs(u64::from(!is_once)));
     let all_asked = is_once.then(|| Arc::new(Barrier::new(tasks as usize)));
     let numbers = Arc::new(AtomicU64::new(0));

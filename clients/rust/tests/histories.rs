@@ -125,18 +125,36 @@ fn away(random: &mut Random) -> Json {
 
 fn place(random: &mut Random) -> Json {
     let (for_ms, at) = (random.any(&[1, 30, 120, 30_000]), random.any(&[0, 7]));
-    let (mut place, mut now) = (Place::new(for_ms, at), at);
+    let (mut place, mut now, mut server) = (Place::new(for_ms, at), at, 1_000_000);
     let (mut events, mut says, mut states, mut dues) = (vec![], vec![], vec![], vec![]);
     while events.len() < 12 {
         let due = place.due().unwrap_or(now);
-        now = now.max(random.any(&[now, now + 1, now + for_ms / 5, due.saturating_sub(1), due, due]));
+        now = now.max(random.any(&[
+            now,
+            now + 1,
+            now + for_ms / 5,
+            due.saturating_sub(1),
+            due,
+            due,
+            due + for_ms,
+        ]));
+        // The server's clock may stand still, and be set back.
+        server = random.any(&[
+            server,
+            server + 1,
+            server + for_ms,
+            server + for_ms,
+            server - 1,
+            server - 3 * for_ms,
+        ]);
+        let taken = Happens::Taken { at: server };
         // Most of those that are on their way are answered, and most of those that are held are renewed.
         let (name, event) = match (place.state(), random.below(16)) {
-            (At::Asked | At::Gone | At::Renewing | At::Ending, 0..=6) => ("taken", Happens::Taken),
-            (_, 0) => ("taken", Happens::Taken),
+            (At::Asked | At::Gone | At::Renewing | At::Ending, 0..=6) => ("taken", taken),
+            (_, 0) => ("taken", taken),
             (At::Asked, 7) | (At::Renewing, 7..=8) | (_, 8) => ("refused", Happens::Refused),
             (At::Renewing, 9..=11) | (_, 9) => ("failed", Happens::Failed),
-            (_, 12) => ("end", Happens::End),
+            (At::Held | At::Renewing, 12..=13) | (_, 12) => ("end", Happens::End),
             _ => ("tick", Happens::Tick),
         };
         let said = place.happens(event, now).into_iter().map(|say| match say {
@@ -145,7 +163,7 @@ fn place(random: &mut Random) -> Json {
             Say::GiveBackNew => "give back new",
             Say::Late => "late",
         });
-        events.push(json!([name, now]));
+        events.push(if event == taken { json!([name, now, server]) } else { json!([name, now]) });
         says.push(said.collect::<Vec<_>>());
         states.push(match place.state() {
             At::Asked => "asked",
@@ -319,6 +337,24 @@ fn the_file_is_what_the_seeds_make() {
     assert_eq!(differs, None, "this line of clients/histories.json is not what the seeds make");
     assert_eq!(made.len(), written.len());
     assert!(made.len() < 1_000_000, "{} bytes", made.len());
+}
+
+#[test]
+fn histories_of_places_have_clocks_that_are_set_back_and_blocks_that_end_late() {
+    let (mut set_back, mut late) = (0, 0);
+    for place in table::<Vec<Json>>("histories").iter().filter(|history| !history["place"].is_null()) {
+        let all = |name| place[name].as_array().into_iter().flatten();
+        let before = [json!("asked")];
+        let before = before.iter().chain(all("states"));
+        let events = place["place"]["events"].as_array().into_iter().flatten();
+        for ((event, says), before) in events.zip(all("says")).zip(before) {
+            let says = says.as_array().expect("a list");
+            let is_renewed = event[0] == "taken" && (before == "renewing" || before == "ending");
+            set_back += usize::from(is_renewed && !says.contains(&json!("give back old")));
+            late += usize::from(event[0] == "end" && says.contains(&json!("late")));
+        }
+    }
+    assert!(set_back >= 20 && late >= 10, "{set_back} {late}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ const NEVER: Duration = Duration::ZERO;
 
 /// Leases that the time of a busy machine does not end.
 fn leases(server: &Server, quota: Quota) -> Leases {
-    Leases::new(server.redis(), Algorithm::Log, quota).units(64).lasting(PATIENCE)
+    Leases::new(server.redis(), Algorithm::Log, quota).units(64).ttl(PATIENCE)
 }
 
 /// How many of so many requests in each of 50 tasks are allowed.
@@ -37,7 +37,7 @@ async fn a_hot_key_costs_a_command_for_many_decisions_and_close_gives_back_what_
     let yearly = Quota::new(10_000, Duration::from_secs(365 * 86_400));
     for (algorithm, command) in [(Algorithm::Log, "RL.LOG"), (Algorithm::Bucket, "RL.BUCKET")] {
         let server = Server::start();
-        let leases = Leases::new(server.redis(), algorithm, yearly).units(64).lasting(PATIENCE);
+        let leases = Leases::new(server.redis(), algorithm, yearly).units(64).ttl(PATIENCE);
         assert_eq!(burst(&leases, "hot", 100).await, 5_000);
         let calls = server.calls(command);
         assert!(calls <= 5_000 / 50, "{calls}");
@@ -68,7 +68,7 @@ async fn without_leases_and_memory_every_request_is_asked_for() {
 #[tokio::test]
 async fn a_lease_goes_back_when_its_time_is_over_without_another_request() {
     let server = Server::start();
-    let leases = leases(&server, HOURLY).lasting(Duration::from_millis(500));
+    let leases = leases(&server, HOURLY).ttl(Duration::from_millis(500));
     let mut allowed = 0;
     // A lease is had as soon as two requests come within its time.
     while server.used("key") <= allowed {
@@ -164,7 +164,7 @@ async fn requests_that_are_dropped_take_nothing() {
 #[test]
 fn requests_of_another_runtime_are_served_after_the_one_that_asked_has_ended() {
     let server = Server::start();
-    let leases = Leases::new(server.client("resp3"), Algorithm::Log, HOURLY).units(64).lasting(PATIENCE);
+    let leases = Leases::new(server.client("resp3"), Algorithm::Log, HOURLY).units(64).ttl(PATIENCE);
     let runtime = other_runtime();
     server.freeze();
     {
@@ -194,7 +194,7 @@ fn other_runtime() -> Runtime {
 async fn on_a_cluster_each_key_has_a_lease_on_its_node() {
     let cluster = Cluster::start();
     let redis = cluster.redis().timeout(PATIENCE);
-    let leases = Leases::new(redis, Algorithm::Fixed, HOURLY).units(64).lasting(PATIENCE);
+    let leases = Leases::new(redis, Algorithm::Fixed, HOURLY).units(64).ttl(PATIENCE);
     for key in 0..30 {
         for _ in 0..5 {
             assert!(!leases.take(format!("key:{key}"), 2).await.expect("a verdict").limited);

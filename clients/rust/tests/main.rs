@@ -18,6 +18,7 @@ mod policies;
 mod reconnecting;
 mod replies;
 mod rights;
+mod runtimes;
 mod server;
 mod service;
 mod take;

@@ -132,7 +132,7 @@ fn local(redis: impl Into<Redis>) -> (Guard, Arc<Mutex<Vec<bool>>>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let hear = told.clone();
     let guard = Guard::new(redis, Policy::new("requests", "5/1h").expect("a policy")).expect("a policy");
-    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    let guard = guard.on_outage(move |error| hear.lock().expect("no panic").push(error.is_some()));
     (guard.fail(Fail::Local), told)
 }
 

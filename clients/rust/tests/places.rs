@@ -58,7 +58,7 @@ async fn never_more_than_n_are_at_work_though_replies_are_lost() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
     let places = Places::new(Redis::from(network.client()).timeout(PATIENCE));
-    let places = places.lasting(SECOND).timeout(PATIENCE);
+    let places = places.ttl(SECOND).timeout(PATIENCE);
     for _ in 0..3 {
         network.lose_a_reply();
         assert!(most_at_work(&places, 20).await <= 5);
@@ -81,7 +81,7 @@ async fn who_gets_no_place_is_told_at_once_and_a_released_place_is_free_at_once(
 #[tokio::test]
 async fn a_place_is_renewed_for_as_long_as_it_is_held() {
     let server = Server::start();
-    let places = places(&server).lasting(2 * SECOND);
+    let places = places(&server).ttl(2 * SECOND);
     let place = hold(&places, "jobs", 1).await.expect("a place");
     // It is taken, and then each time taken and given back.
     until("three renewals", || server.calls("RL.LOG") >= 7).await;
@@ -130,7 +130,7 @@ async fn a_future_that_is_dropped_takes_nothing() {
 #[ignore = "another test runs it"]
 async fn a_process_holds_two_places_until_it_is_killed() {
     let client = redis::Client::open(env::var("SERVER_OF_TEST").expect("an address")).expect("an address");
-    let places = Places::new(Redis::from(client).timeout(PATIENCE)).lasting(SECOND);
+    let places = Places::new(Redis::from(client).timeout(PATIENCE)).ttl(SECOND);
     let _both = (hold(&places, "jobs", 2).await, hold(&places, "jobs", 2).await);
     println!("holds");
     sleep(PATIENCE).await;
@@ -146,7 +146,7 @@ async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_t
     let mut process = process.stdout(Stdio::piped()).spawn().expect("it runs");
     let lines = BufReader::new(process.stdout.take().expect("its output")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains("holds")));
-    let places = places(&server).lasting(SECOND);
+    let places = places(&server).ttl(SECOND);
     assert!(hold(&places, "jobs", 2).await.is_none());
     process.kill().and_then(|()| process.wait()).expect("it ends");
     let left = server.connect().rl_info("jobs").expect("a reply");
@@ -159,9 +159,9 @@ async fn places_of_a_process_that_is_killed_are_free_within_the_time_for_which_t
 #[tokio::test]
 async fn a_holder_that_cannot_renew_is_told_so_once_and_stays_late() {
     let server = Server::start();
-    let (told, lasting) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
+    let (told, ttl) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(600));
     let tell = told.clone();
-    let places = Places::new(server.client("resp3")).lasting(lasting).on_late(move |key| {
+    let places = Places::new(server.client("resp3")).ttl(ttl).on_late(move |key| {
         assert_eq!(key, b"jobs");
         tell.fetch_add(1, SeqCst);
     });
@@ -182,7 +182,7 @@ async fn a_holder_that_cannot_renew_is_told_so_once_and_stays_late() {
 fn timed() -> (Places, Arc<AtomicU64>) {
     let now = Arc::new(AtomicU64::new(0));
     let clock = now.clone();
-    let places = Places::new(MemoryLimiter::new()).lasting(Duration::from_millis(300));
+    let places = Places::new(MemoryLimiter::new()).ttl(Duration::from_millis(300));
     (places.clock(move || UNIX_EPOCH + Duration::from_millis(clock.load(SeqCst))), now)
 }
 
@@ -194,6 +194,33 @@ async fn a_block_that_keeps_its_thread_from_renewing_sees_that_it_is_late() {
     assert!(!place.is_late());
     now.store(300, SeqCst);
     assert!(place.is_late());
+}
+
+#[tokio::test]
+async fn the_hook_is_told_of_a_block_that_was_late_and_ended_before_anything_else_happened() {
+    let (places, now) = timed();
+    let told = Arc::new(AtomicUsize::new(0));
+    let tell = told.clone();
+    let places = places.on_late(move |_| _ = tell.fetch_add(1, SeqCst));
+    for (after, late) in [(299, 0), (300, 1)] {
+        let place = hold(&places, "jobs", 1).await.expect("a place");
+        now.fetch_add(after, SeqCst);
+        place.release().await;
+        assert_eq!(told.load(SeqCst), late, "after {after} ms");
+    }
+}
+
+#[tokio::test]
+async fn what_goes_back_is_sent_before_the_runtime_does_anything_else() {
+    let mut memory = MemoryLimiter::new();
+    let place = hold(&Places::new(memory.clone()), "jobs", 1).await.expect("a place");
+    drop(place);
+    assert_eq!(memory.rl_info("jobs").expect("a reply"), None);
+    let server = Server::start();
+    let place = hold(&places(&server), "jobs", 1).await.expect("a place");
+    // Whatever thread ends the block.
+    std::thread::spawn(move || drop(place)).join().expect("no panic");
+    until("it to be back", || server.used("jobs") == 0).await;
 }
 
 #[tokio::test]
@@ -234,22 +261,23 @@ async fn a_place_that_goes_back_is_at_once_that_of_a_waiter_of_its_key() {
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_who_wait_ask_less_often_in_ten_seconds_than_once_each() {
-    let readings = Arc::new(AtomicUsize::new(0));
-    let read = readings.clone();
+    let read = Arc::new(AtomicUsize::new(0));
+    let reading = read.clone();
     let places = Places::new(MemoryLimiter::new()).timeout(PATIENCE).clock(move || {
-        read.fetch_add(1, SeqCst);
+        reading.fetch_add(1, SeqCst);
         UNIX_EPOCH
     });
     let _place = hold(&places, "jobs", 1).await.expect("a place");
+    read.store(0, SeqCst);
+    assert!(hold(&places.clone().timeout(Duration::ZERO), "jobs", 1).await.is_none());
+    let once = read.swap(0, SeqCst);
     let mut waiters = JoinSet::new();
     for _ in 0..1000 {
         let places = places.clone();
         waiters.spawn(async move { places.hold("jobs", 1).await });
     }
-    sleep(Duration::from_millis(1)).await;
-    let at_first = readings.swap(0, SeqCst);
     sleep(10 * SECOND).await;
-    assert!(readings.load(SeqCst) < at_first);
+    assert!(read.load(SeqCst) < 1000 * once);
 }
 
 /// Of 90 who wait, a third is dropped instead of being polled once more than this, and a third has short timeouts.
@@ -324,14 +352,14 @@ async fn a_place_is_that_of_a_waiter_though_others_are_left_alone_by_their_owner
 #[test]
 #[should_panic(expected = "a place lasts from 100 ms to 3650 days")]
 fn places_last_long_enough_to_be_renewed() {
-    let _ = Places::new(MemoryLimiter::new()).lasting(Duration::from_micros(99_999));
+    let _ = Places::new(MemoryLimiter::new()).ttl(Duration::from_micros(99_999));
 }
 
 #[tokio::test]
 async fn a_renewal_whose_reply_is_lost_is_tried_again_and_what_it_took_is_over_by_itself() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);
-    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE)).lasting(3 * SECOND);
+    let places = Places::new(Redis::from(network.client()).timeout(PATIENCE)).ttl(6 * SECOND);
     let place = hold(&places, "jobs", 1).await.expect("a place");
     network.lose_a_reply();
     until("the lost renewal", || !network.is_to_lose_a_reply()).await;
@@ -360,4 +388,60 @@ async fn in_memory_and_on_a_cluster_places_are_held_too() {
         assert_eq!(used(&mut cluster.client().get_connection().expect("the cluster answers"), &key), 0);
     }
     assert_eq!(cluster.redirections(), 0);
+}
+
+/// Places of processes of their own that hold by the time of this runtime.
+fn of_processes<const N: usize>(timeout: Duration) -> [Places; N] {
+    let (memory, started) = (MemoryLimiter::new(), Instant::now());
+    [(); N].map(|()| {
+        let places = Places::new(memory.clone()).timeout(timeout);
+        places.clock(move || UNIX_EPOCH + SECOND + started.elapsed())
+    })
+}
+
+/// Workers that hold one of five places in a loop until the time is over. How often they held one.
+fn workers(places: &Places, count: usize, work: Duration, until: Instant) -> JoinSet<usize> {
+    let mut workers = JoinSet::new();
+    for _ in 0..count {
+        let places = places.clone();
+        workers.spawn(async move {
+            let mut entries = 0;
+            while Instant::now() < until {
+                let place = hold(&places, "jobs", 5).await.expect("a place");
+                entries += 1;
+                sleep(work).await;
+                drop(place);
+            }
+            entries
+        });
+    }
+    workers
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_processes_that_hold_in_loops_get_half_of_the_places_each() {
+    let [first, second] = of_processes(PATIENCE);
+    let until = Instant::now() + 60 * SECOND;
+    let workers = |places| workers(places, 10, Duration::from_millis(100), until);
+    let first = workers(&first);
+    sleep(SECOND).await;
+    let mut entries = Vec::new();
+    for workers in [first, workers(&second)] {
+        entries.push(workers.join_all().await.into_iter().sum::<usize>());
+    }
+    let all = entries.iter().sum::<usize>();
+    // 48 to 52 % over minutes.
+    assert!(entries.iter().all(|half| half * 100 > all * 40), "{entries:?}");
+    assert!(all > 2500, "{entries:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_waits_beside_a_thousand_of_another_process_gets_its_turn() {
+    let [many, one] = of_processes(10 * PATIENCE);
+    let workers = workers(&many, 1000, Duration::from_millis(10), Instant::now() + 60 * SECOND);
+    sleep(SECOND).await;
+    let since = Instant::now();
+    assert!(hold(&one, "jobs", 5).await.is_some());
+    assert!(since.elapsed() < 30 * SECOND, "{:?}", since.elapsed());
+    drop(workers);
 }

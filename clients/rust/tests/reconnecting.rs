@@ -82,7 +82,7 @@ async fn at_a_round_trip_of_about_the_timeout_a_guard_goes_local_once_and_stays(
     let hear = told.clone();
     let guard = Guard::new(redis, Policy::new("requests", "100/1h").expect("a policy"));
     let guard = guard.expect("a policy").fail(Fail::Local);
-    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
+    let guard = guard.on_outage(move |error| hear.lock().expect("no panic").push(error.is_some()));
     let (mut passed, since) = (0, Instant::now());
     while since.elapsed() < Duration::from_secs(4) {
         passed += usize::from(guard.take("a", 1).await.is_ok());

@@ -1,7 +1,10 @@
 //! What a guard takes, settles, gives back and tells, on a real server.
 
+use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv4Addr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -11,7 +14,7 @@ use redis_rl_client::web::{Fail, Guard, Policy, Reservation, client_address};
 use redis_rl_client::{Algorithm, MemoryLimiter, Quota, RlCommands, Take};
 
 use crate::limits::{Warnings, ask, guard, policy};
-use crate::server::{PATIENCE, Server};
+use crate::server::{PATIENCE, Server, until};
 
 #[tokio::test]
 async fn no_cost_is_a_way_around_a_limit() {
@@ -128,20 +131,22 @@ async fn the_first_request_without_an_address_is_told_of_and_what_to_do() {
 #[tokio::test]
 async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_it() {
     let server = Server::without_module();
-    let warnings = Warnings::default();
-    let _subscribed = tracing::subscriber::set_default(warnings.clone());
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let hear = told.clone();
-    let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Local);
-    let guard = guard.on_local(move |error| hear.lock().expect("no panic").push(error.is_some()));
-    for passes in [true, true, true, true, true, false, false] {
-        assert_eq!(guard.take("a", 1).await.is_ok(), passes);
+    for (fail, begins, passing) in [(Fail::Local, "limits are local: ", 5), (Fail::Open, "", 7)] {
+        let warnings = Warnings::default();
+        let _subscribed = tracing::subscriber::set_default(warnings.clone());
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hear = told.clone();
+        let guard = guard(&server, policy("requests", "5/1h")).fail(fail);
+        let guard = guard.on_outage(move |error| hear.lock().expect("no panic").push(error.is_some()));
+        for request in 0..7 {
+            assert_eq!(guard.take("a", 1).await.is_ok(), request < passing);
+        }
+        let warnings = warnings.told();
+        let [begun] = &warnings[..] else { panic!("{warnings:?}") };
+        let away = "Redis is away: the server has not loaded the redis-rl module: load it";
+        assert!(begun.starts_with(&format!("{begins}{away}")), "{begun}");
+        assert_eq!(*told.lock().expect("no panic"), [true]);
     }
-    let warnings = warnings.told();
-    let [begins] = &warnings[..] else { panic!("{warnings:?}") };
-    let expected = "limits are local: Redis is away: the server has not loaded the redis-rl module: load it";
-    assert!(begins.starts_with(expected), "{begins}");
-    assert_eq!(*told.lock().expect("no panic"), [true]);
 }
 
 #[tokio::test]
@@ -273,4 +278,19 @@ fn a_client_is_whom_the_outermost_of_our_proxies_saw() {
     for (proxies, client) in expected {
         assert_eq!(client_address(peer, &headers, proxies), client, "{proxies}");
     }
+}
+
+#[tokio::test]
+async fn settling_that_is_dropped_once_it_has_begun_corrects_what_every_limit_has_taken() {
+    let server = Server::start();
+    let outer = guard(&server, policy("outer", "100/1h"));
+    let inner = outer.limit(policy("inner", "100/1h")).expect("a policy");
+    let taken = outer.take("a", 50).await.expect("it passes");
+    inner.take(&taken, [("inner", 50)]).await.expect("it passes");
+    {
+        let mut settling = pin!(outer.settle(&taken, [("outer", 10), ("inner", 10)]));
+        let is_pending = poll_fn(|context| Poll::Ready(settling.as_mut().poll(context).is_pending()));
+        assert!(is_pending.await);
+    }
+    until("both to be settled", || [server.used("outer:a"), server.used("inner:a")] == [10, 10]).await;
 }

@@ -139,8 +139,10 @@ impl Bucket {
         self.level_of(units).saturating_sub(since)
     }
 
-    /// Puts back what is [`refundable`](Self::refundable) under `limit`. Returns how many of these units were missing at `now`.
-    fn refund(&mut self, refundable: u128, limit: u64, now: UnixMs) -> u64 {
+    /// Puts back what is [`refundable`](Self::refundable) under `limit`. Returns how many of these units were missing: as of the time
+    /// of the refund or, while somebody waits until then, at its own.
+    fn refund(&mut self, refundable: u128, limit: u64, Refund { as_of, ended_by, .. }: Refund) -> u64 {
+        let now = if as_of > self.newest_units() { as_of } else { ended_by };
         let larger = limit.max(self.limit);
         let back = times_ratio(refundable, self.limit, larger, |level, of| level / of);
         let missing = Bucket { level: self.refilled(now).level.min(back), ..*self };
@@ -256,8 +258,10 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
-            && (1..=bucket.most_missing()).contains(&bucket.level)
-            && (!bucket.awaited || bucket.level > bucket.level_of(bucket.limit))
+            && match bucket.awaited {
+                false => (1..=bucket.level_of(2 * bucket.limit)).contains(&bucket.level),
+                true => (bucket.level_of(bucket.limit) + 1..=bucket.most_missing()).contains(&bucket.level),
+            }
     };
     let sorted = buckets.is_sorted_by(|a, b| a.window < b.window);
     let valid = (1..=MAX_TIERS).contains(&buckets.len()) && sorted && buckets.iter().all(is_valid);
@@ -441,16 +445,18 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
             Some((bucket.refundable(refund, limit), bucket.level_of(1)))
         };
         let waiting: ArrayVec<(u128, u128), MAX_TIERS> = left.iter().filter_map(waits).collect();
+        // By AT, the time is that at which the units would be there, and others may wait until then.
+        let waited = left.iter().any(|bucket| bucket.awaited && bucket.newest_units() >= refund.ended_by);
         for bucket in &mut left {
             let Some(limit) = named(bucket.window).map(|quota| quota.limit()) else { continue };
             let unit = bucket.level_of(1);
             let as_in = |(level, of): &(u128, u128)| level / of * unit + level % of * unit / of;
             let own = bucket.refundable(refund, limit);
             let refundable = waiting.iter().map(as_in).min().map_or(own, |most| own.min(most));
-            units = units.max(bucket.refund(refundable, limit, refund.ended_by));
+            units = units.max(bucket.refund(refundable, limit, refund));
         }
         left.retain(|bucket| bucket.level > 0);
-        let emptied = units > 0 && !left.iter().any(|bucket| bucket.is_live(refund.ended_by));
+        let emptied = units > 0 && !left.iter().any(|bucket| waited || bucket.is_live(refund.ended_by));
         if units > 0 && !emptied {
             self.replace(&left);
         }

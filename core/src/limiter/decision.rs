@@ -224,7 +224,7 @@ struct OwnTime {
     /// See [`Outcome::ahead`].
     ahead: bool,
     /// See [`Outcome::moved_back`].
-    moved_back: Option<MoveBack>,
+    moved_back: Option<MostAhead>,
 }
 
 /// What becomes of a request that is over the limit.
@@ -371,9 +371,8 @@ impl Request<'_> {
     #[cold]
     #[inline(never)]
     fn move_back<S: StateMut>(time: Time, state: &mut S, most: MostAhead) -> OwnTime {
-        let to = MoveBack { clock: time.clock, most };
-        let moved = time.at.is_none() && state.move_back(to);
-        OwnTime { ahead: state.is_ahead_of(time.as_of()), moved_back: moved.then_some(to) }
+        let moved = time.at.is_none() && state.move_back(MoveBack { clock: time.clock, most });
+        OwnTime { ahead: state.is_ahead_of(time.as_of()), moved_back: moved.then_some(most) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]

@@ -33,13 +33,6 @@ pub struct Moved {
     pub expires: Option<UnixMs>,
 }
 
-impl Moved {
-    /// Whether it moved at all.
-    pub fn is_any(&self) -> bool {
-        self.back.is_some() || self.expires.is_some()
-    }
-}
-
 /// Units that were counted or given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
@@ -63,7 +56,13 @@ pub struct Recorded {
 impl Recorded {
     /// What a request has counted or given back, in a key whose expiry did not change.
     #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
+    pub fn of(
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        cost: Cost,
+        outcome: &Outcome,
+        back: Option<MoveBack>,
+    ) -> Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -78,7 +77,7 @@ impl Recorded {
             quotas: quotas.iter().map(told).collect(),
             forgot,
             awaited: outcome.change.awaited,
-            moved: Moved { back: outcome.moved_back, expires: None },
+            moved: Moved { back, expires: None },
         }
     }
 
@@ -127,11 +126,12 @@ impl Recorded {
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime_ms(self.at))),
             told => told,
         };
-        let moved = Moved {
-            back: self.moved.back.filter(|_| !is_new),
+        Ok(Pending {
+            changed,
+            emptied: outcome.emptied,
+            moved_back: self.moved.back.is_some() && !is_new,
             expires: expires.filter(|_| changed || !is_new),
-        };
-        Ok(Pending { changed, emptied: outcome.emptied, moved })
+        })
     }
 }
 
@@ -142,14 +142,16 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
-    /// How the key moved in time. It is back already, but is still to expire at its new time.
-    pub moved: Moved,
+    /// Whether the key was moved back. Nothing is to be done about that but to tell copies.
+    pub moved_back: bool,
+    /// When the key expires, if that changes.
+    pub expires: Option<UnixMs>,
 }
 
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed || self.moved.is_any()
+        self.changed | self.moved_back || self.expires.is_some()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -157,10 +159,11 @@ impl Pending {
         self.is_any() && !self.emptied
     }
 
-    /// What copies are told of it; `recorded` is what was counted or given back.
+    /// What copies are told of it: how the key was moved `back`, and what was counted or given back.
     #[inline(always)]
-    pub fn effect(&self, recorded: impl FnOnce() -> Recorded) -> Effect {
-        let Pending { changed, emptied, moved } = *self;
+    pub fn effect(&self, back: Option<MoveBack>, recorded: impl FnOnce() -> Recorded) -> Effect {
+        let Pending { changed, emptied, expires, .. } = *self;
+        let moved = Moved { back, expires };
         match (emptied, changed) {
             (true, _) => Effect::Deleted,
             (false, false) => Effect::Moved(moved),

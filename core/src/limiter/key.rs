@@ -6,7 +6,7 @@
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
-use super::effect::{Effect, Moved, Pending};
+use super::effect::{Effect, Pending};
 use super::lifetime::{Outcome, TimeSource};
 use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
@@ -97,7 +97,7 @@ impl Request<'_> {
             Mode::AllOrNothing | Mode::Force | Mode::Within(_) => limiter.decide_and_commit(self)?,
         };
         let pending = pending(key, fresh.as_mut(), time, &outcome);
-        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.moved.expires);
+        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.expires);
         let granted = match mode {
             Mode::AllOrNothing | Mode::Force => None,
             Mode::Partial | Mode::Within(_) => {
@@ -173,7 +173,7 @@ pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -
                 if let Some(to) = moved.back {
                     limiter.move_back(to);
                 }
-                Pending { moved: *moved, ..Pending::default() }
+                Pending { moved_back: moved.back.is_some(), expires: moved.expires, ..Pending::default() }
             }
             None => Pending::default(),
         }),
@@ -193,10 +193,8 @@ pub(super) fn pending(
     Pending {
         changed: outcome.changed(),
         emptied: outcome.emptied,
-        moved: Moved {
-            back: outcome.moved_back,
-            expires: if may_move { new_expiry(key, fresh, time, outcome) } else { None },
-        },
+        moved_back: outcome.moved_back.is_some(),
+        expires: if may_move { new_expiry(key, fresh, time, outcome) } else { None },
     }
 }
 

@@ -114,8 +114,8 @@ pub struct Outcome {
     pub emptied: bool,
     /// Whether the key is in a window, or has a timestamp, later than the request's time.
     pub ahead: bool,
-    /// How the key was moved back first, if it was too far ahead of the clock.
-    pub moved_back: Option<MoveBack>,
+    /// How far ahead of the clock the key could have been, if it was further ahead and moved back.
+    pub moved_back: Option<MostAhead>,
     /// Where the time that set the key's expiry came from, as it was before this request.
     pub source: TimeSource,
     /// Whether the key keeps its units for less time than a window of the request.
@@ -123,6 +123,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// How the key was moved back first, by this clock.
+    pub fn moved_back_to(&self, clock: UnixMs) -> Option<MoveBack> {
+        self.moved_back.map(|most| MoveBack { clock, most })
+    }
+
     /// Whether anything was counted or given back.
     pub fn changed(&self) -> bool {
         self.change.units > 0

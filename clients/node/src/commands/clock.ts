@@ -12,6 +12,24 @@ export interface ClockOption {
   clock?: Clock | undefined;
 }
 
+/** The longest delay of a timer, in milliseconds. */
+export const LONGEST_TIMER_MS = 2 ** 31 - 1;
+
+/**
+ * Calls back once at least `ms` milliseconds have passed by the timers of the program, which a test may fake. Returns
+ * what ends the wait.
+ */
+export function after(ms: number, call: () => void): () => void {
+  let timer: ReturnType<typeof setTimeout>;
+  const wait = (leftMs: number) => {
+    const next = () => (leftMs > LONGEST_TIMER_MS ? wait(leftMs - LONGEST_TIMER_MS) : call());
+    timer = setTimeout(next, Math.min(leftMs, LONGEST_TIMER_MS));
+  };
+  // A timer may fire a fraction of a millisecond early.
+  wait(Math.ceil(ms) + 1);
+  return () => clearTimeout(timer);
+}
+
 /** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 

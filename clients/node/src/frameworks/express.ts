@@ -12,7 +12,8 @@ export type Request = IncomingMessage & {
   ip?: string | undefined;
   baseUrl?: string;
   route?: unknown;
-  res?: ServerResponse | undefined;
+  /** Null on a socket, as in socket.io. */
+  res?: ServerResponse | undefined | null;
 };
 
 export type Handler<R extends Request = Request> = (
@@ -64,6 +65,6 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
   }
 
   protected override responseOf(request: R): ServerResponse | undefined {
-    return request.res;
+    return request.res ?? undefined;
   }
 }

@@ -1,8 +1,7 @@
 // Waiting until a limit allows a request.
 
-import { setTimeout as delay } from "node:timers/promises";
-import { askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type ClockOption } from "../commands/clock.js";
+import { type Asker, askerOf, type Asking } from "../lines/asker.js";
+import { checkedClock, type Clock, type ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -10,12 +9,11 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver } from "./driver.js";
+import { Driver, onAbort } from "./driver.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, type Quotas, whole } from "../commands/quota.js";
-import { LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
 
 /** Options of those who wait. */
 export interface WaitOptions extends ClockOption {
@@ -57,14 +55,15 @@ export async function acquire(
     signal,
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
-  const { sleep = (ms: number) => sleepFor(ms, signal) } = options;
+  const asker = askerOf(client, TIMEOUT_MS);
+  const { sleep = (ms: number) => sleepFor(asker, ms, signal) } = options;
   whole("a cost that is waited for", cost);
   checkWait(timeoutMs);
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const share = { key: checkedKey(key), rules, cost };
   // The caller learns of an outage by the error.
-  const driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {});
-  const now = clock === undefined ? realTime : checkedClock(clock);
+  const driver = new Driver(asker, 0, clock, () => {});
+  const now = timeOf(asker, clock);
   const endMs = now() + timeoutMs;
   for (;;) {
     signal?.throwIfAborted();
@@ -80,14 +79,23 @@ export function checkWait(timeoutMs: number): void {
     throw new RangeError("timeoutMs must be a number from 0");
 }
 
+/** The time by which those who use this asker wait. */
+export function timeOf(asker: Asker, clock: Clock | undefined): Clock {
+  return clock === undefined ? (asker.clock ?? (() => performance.now())) : checkedClock(clock);
+}
+
 /** Sleeps for at least `ms` milliseconds. Rejects with the signal's reason if that is aborted. */
-async function sleepFor(ms: number, signal: AbortSignal | undefined): Promise<void> {
-  // A timer may fire a fraction of a millisecond early, and cannot wait longer than `LONGEST_TIMER_MS`.
-  for (const end = realTime() + ms; ;) {
-    const leftMs = Math.ceil(end - realTime());
-    if (leftMs <= 0) return;
-    await delay(Math.min(leftMs, LONGEST_TIMER_MS), undefined, { signal }).catch(() =>
-      signal?.throwIfAborted(),
-    );
-  }
+function sleepFor({ after }: Asker, ms: number, signal: AbortSignal | undefined): Promise<void> {
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const stop = after(ms, () => {
+      forget();
+      resolve();
+    });
+    const forget = onAbort(signal, (reason) => {
+      stop();
+      forget();
+      reject(reason);
+    });
+  });
 }

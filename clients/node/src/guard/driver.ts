@@ -247,7 +247,11 @@ export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) =
   if (signal === undefined) return () => {};
   const abort = () => call(signal.reason as Error);
   // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
-  if (signal instanceof EventTarget) setMaxListeners(0, signal);
+  try {
+    setMaxListeners(0, signal);
+  } catch {
+    // A signal that is not Node's own, such as jsdom's, causes no warning.
+  }
   signal.addEventListener("abort", abort);
   return () => signal.removeEventListener("abort", abort);
 }

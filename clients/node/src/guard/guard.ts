@@ -28,6 +28,8 @@ import {
   PolicySet,
   type Setting,
   units,
+  UNKNOWN_ROUTE,
+  unnamed,
 } from "./policy.js";
 import { duration, type Window } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
@@ -174,7 +176,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    */
   async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
     const set = policies === undefined ? this.#own : this.#taken;
-    const name = policies === undefined || areNamed(policies) ? undefined : this.routeOf(request);
+    const isNamed = policies === undefined || areNamed(policies);
+    const name = isNamed ? undefined : this.routeOf(request);
+    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.take(request, ");
     const shares = await set.shares(request, policies, name);
     const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
     return this.#decide(request, undefined, set, asked);

@@ -1,18 +1,18 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock } from "../commands/clock.js";
+import { type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { checkWait, TIMEOUT_MS, type WaitOptions } from "./acquire.js";
+import { checkWait, TIMEOUT_MS, timeOf, type WaitOptions } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { outageLog } from "./warning.js";
-import { Place, type Says } from "../keys/place.js";
+import { type Event, Place, type Says } from "../keys/place.js";
 import { nameOf } from "../keys/keys.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
-import { Alarm, later, LONGEST_TIMER_MS, now as realTime } from "../lines/ticks.js";
+import { Alarm, outside } from "../lines/ticks.js";
 
 export interface HoldOptions extends WaitOptions {
   /**
@@ -46,6 +46,8 @@ const SHORTEST_MS = 100;
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
 /** Of so many places given back, one wakes nobody, so that waiters of other processes find one free. */
 const ONE_FOR_OTHERS = 8;
+/** The mean time in milliseconds that it is left to them. */
+const LEFT_MS = 10;
 /** Renewals that are due within this many milliseconds are sent together. */
 const TOGETHER_MS = 20;
 
@@ -102,20 +104,27 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
   const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
   const places = Places.of(client, clock);
-  const now = clock === undefined ? realTime : checkedClock(clock);
+  const now = timeOf(places.driver.asker, clock);
   const endMs = now() + timeoutMs;
   const name = nameOf(taking, key);
-  const waiter: Waiter = { name, sleep, signal, wake: undefined };
+  const waiter: Waiter = { name, sleep, signal, wake: undefined, poll: undefined, isWoken: false };
+  // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
+  let asks = timeoutMs === 0 || !places.areWaiting(name);
   try {
     for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
       // It may have been woken for a place that is free.
       if (signal?.aborted === true) places.wake(name);
       signal?.throwIfAborted();
-      const place = new HeldPlace(places, key, name, forMs, renewing, onLate);
-      await place.take(taking, signal);
-      const leftMs = endMs - now();
-      if (place.held || leftMs <= 0) return place;
-      await places.wait(waiter, mostMs * (0.5 + Math.random() / 2), leftMs);
+      if (asks) {
+        const place = new HeldPlace(places, key, name, forMs, renewing, onLate);
+        const { isWoken } = waiter;
+        waiter.isWoken = false;
+        await place.take(taking, signal);
+        waiter.isWoken = isWoken && place.held;
+        if (place.held || now() >= endMs) return place;
+      }
+      asks = true;
+      await places.wait(waiter, mostMs * (0.5 + Math.random() / 2), endMs - now());
     }
   } finally {
     places.leave(waiter);
@@ -127,11 +136,17 @@ interface Waiter extends Pick<HoldOptions, "sleep" | "signal"> {
   readonly name: string;
   /** Wakes it while it sleeps. */
   wake: (() => void) | undefined;
+  /** Has it poll while it sleeps. */
+  poll: (() => void) | undefined;
+  /** Whether it was woken for a place that was given back here, and has taken it. */
+  isWoken: boolean;
 }
 
 class Waiters extends Set<Waiter> {
   /** Places that were given back here while they waited. */
   freed = 0;
+  /** When one of them polls next. */
+  pollAtMs = 0;
 }
 
 /** The places that are held through one client by one clock. They share a timer. */
@@ -149,8 +164,8 @@ class Places {
 
   static of(client: Asking, clock: Clock | undefined): Places {
     const byClock = Places.#all.get(client) ?? new WeakMap<object, Places>();
-    const places = byClock.get(clock ?? realTime) ?? new Places(client, clock);
-    Places.#all.set(client, byClock.set(clock ?? realTime, places));
+    const places = byClock.get(clock ?? Places) ?? new Places(client, clock);
+    Places.#all.set(client, byClock.set(clock ?? Places, places));
     // Renewals that are due are sent here, if no timer does it.
     if (places.driver.isByClock && places.driver.known() >= places.#alarm.dueMs) places.#tick();
     return places;
@@ -167,6 +182,10 @@ class Places {
     this.#alarm.set(held.place.dueMs);
   }
 
+  areWaiting(name: string): boolean {
+    return this.#waiting.has(name);
+  }
+
   /** Sleeps until it is woken or its time is over; for at most `pollMs` if it polls. Rejects if the signal aborts. */
   wait(waiter: Waiter, pollMs: number, leftMs: number): Promise<void> {
     const { name, sleep, signal } = waiter;
@@ -175,55 +194,83 @@ class Places {
     waiting.add(waiter);
     this.#waiting.set(name, waiting);
     const [poller] = waiting;
+    const nowMs = this.driver.known();
+    const endMs = nowMs + leftMs;
     // The more wait, the more often one polls.
     const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / waiting.size));
-    const ms = Math.min(poller === waiter ? mostMs : LONGEST_TIMER_MS, leftMs);
+    if (poller === waiter && waiting.pollAtMs <= nowMs) waiting.pollAtMs = Math.floor(nowMs + mostMs);
+    waiter.isWoken = false;
     return new Promise((resolve, reject) => {
+      let stop: (() => void) | undefined;
       const end = (settle: () => void) => {
         // A sleep of the caller's goes on after it was woken.
         if (waiter.wake !== wake) return;
-        waiter.wake = undefined;
-        clearTimeout(timer);
+        waiter.wake = waiter.poll = undefined;
+        stop?.();
         forget();
         settle();
       };
       const wake = () => end(resolve);
       const fail = (reason: unknown) => end(() => reject(reason));
-      const timer = sleep === undefined ? setTimeout(wake, ms) : void sleep(ms).then(wake, fail);
+      const until = (dueMs: number) => {
+        stop?.();
+        const ms = Math.max(0, Math.min(dueMs, endMs) - this.driver.known());
+        if (sleep !== undefined) void sleep(ms).then(wake, fail);
+        else if (ms < Infinity) stop = this.driver.asker.after(ms, wake);
+      };
       const forget = onAbort(signal, fail);
       waiter.wake = wake;
+      waiter.poll = () => until(waiting.pollAtMs);
+      until(poller === waiter ? waiting.pollAtMs : Infinity);
     });
   }
 
   /** A place has been given back here, so one who waits for it asks at once. */
   freed(name: string): void {
     const waiting = this.#waiting.get(name);
-    if (waiting !== undefined && ++waiting.freed % ONE_FOR_OTHERS !== 0) this.wake(name);
+    if (waiting === undefined) return;
+    if (++waiting.freed % ONE_FOR_OTHERS !== 0) {
+      this.wake(name, true);
+      return;
+    }
+    // The place does not stay free for long if no other process has taken it.
+    const [poller] = waiting;
+    waiting.pollAtMs = Math.min(
+      waiting.pollAtMs,
+      this.driver.known() + Math.floor(LEFT_MS * (0.5 + Math.random())),
+    );
+    poller?.poll?.();
   }
 
   /** The one that has waited longest asks at once. */
-  wake(name: string): void {
-    for (const { wake } of this.#waiting.get(name) ?? []) {
-      if (wake === undefined) continue;
-      wake();
+  wake(name: string, isFreed = false): void {
+    for (const waiter of this.#waiting.get(name) ?? []) {
+      if (waiter.wake === undefined) continue;
+      waiter.wake();
+      waiter.isWoken = isFreed;
       return;
     }
   }
 
-  /** This one asks no more. If it polled, the next one asks at once, and polls from then on. */
+  /**
+   * This one asks no more. If it polled, the next one polls from then on, and asks at once if more places may be free.
+   * After a place that was given back here it does not: the places that were left are for others.
+   */
   leave(waiter: Waiter): void {
     const waiting = this.#waiting.get(waiter.name);
     const [poller, next] = waiting ?? [];
     waiting?.delete(waiter);
     if (waiting?.size === 0) this.#waiting.delete(waiter.name);
-    if (poller === waiter) next?.wake?.();
+    if (poller !== waiter) return;
+    if (waiter.isWoken) next?.poll?.();
+    else this.wake(waiter.name);
   }
 
   #tick(): void {
     this.#alarm.clear();
     const nowMs = this.driver.known();
     for (const held of this.#held) {
-      if (held.place.dueMs <= nowMs) held.follow(held.place.tick(nowMs));
+      if (held.place.dueMs <= nowMs) held.happens("tick");
       this.#alarm.set(held.place.dueMs);
     }
   }
@@ -283,7 +330,7 @@ class HeldPlace implements Hold {
 
   async #release(): Promise<void> {
     const over = new Promise<void>((resolve) => (this.#onOver = resolve));
-    this.follow(this.place.end());
+    this.happens("end");
     await over;
     await Promise.all(this.#given);
   }
@@ -292,18 +339,23 @@ class HeldPlace implements Hold {
     const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
       const isTaken = !(answer instanceof Error || answer.limited);
-      this.follow(isTaken ? this.place.taken() : this.place.failed(this.places.driver.known()));
+      if (isTaken) this.happens("taken", answer.at);
+      else this.happens("failed");
       if (isTaken) this.#old = request;
       told?.(answer);
     });
   }
 
+  happens(event: Event, at?: number): void {
+    this.#follow(this.place.happens(event, this.places.driver.known(), at));
+  }
+
   /** Does what `Place` says. */
-  follow(says: readonly Says[]): void {
+  #follow(says: readonly Says[]): void {
     for (const say of says) {
       if (say === "take") this.#ask(this.renewing);
       // An error thrown by `onLate` must not stop the other places that share this timer.
-      else if (say === "late") later(0, () => this.onLate?.(this.key));
+      else if (say === "late") outside(() => queueMicrotask(() => this.onLate?.(this.key)));
       else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
     }
     this.places.changed(this);

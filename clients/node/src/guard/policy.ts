@@ -200,11 +200,8 @@ export class PolicySet<R> {
     if (typeof policies === "function" || areNamed(policies)) return;
     if (route !== undefined && route === this.#name) return;
     if (route === undefined || this.#name !== undefined) {
-      const quotas = typeof policies === "string" ? policies : "2/m";
-      const line = `guard.limit({ name: "search", quotas: "${quotas}" })`;
-      const why =
-        route === undefined ? "its route is not known here" : `it is on ${this.#name} and on ${route}`;
-      throw mistakeOf(`this limit has no name, and ${why}: give it a name, as in ${line}`);
+      const why = route === undefined ? UNKNOWN_ROUTE : `it is on ${this.#name} and on ${route}`;
+      throw unnamed(policies, why, "guard.limit(");
     }
     this.#name = route;
     if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
@@ -235,6 +232,15 @@ export class PolicySet<R> {
     if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
+}
+
+export const UNKNOWN_ROUTE = "its route is not known here";
+
+/** The mistake that a limit has no name, and why it needs one. `call` is how the line to write begins. */
+export function unnamed<R>(policies: Policies<R>, why: string, call: string): TypeError {
+  const quotas = typeof policies === "string" ? policies : "2/m";
+  const line = `${call}{ name: "search", quotas: "${quotas}" })`;
+  return mistakeOf(`this limit has no name, and ${why}: give it a name, as in ${line}`);
 }
 
 /** Whether all of these policies have a name. */

@@ -1,6 +1,7 @@
 // What is written to the console.
 
 import { knownError } from "../lines/errors.js";
+import { unref } from "../lines/ticks.js";
 
 /**
  * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
@@ -61,5 +62,5 @@ function tell(): void {
   if (!recent) return;
   console.warn(`cannot ask for the rate limit: ${reason} (requests: ${requests})`);
   requests = 0;
-  setTimeout(tell, 1000).unref();
+  unref(setTimeout(tell, 1000));
 }

@@ -8,12 +8,20 @@
 export type Says = "take" | "give back old" | "give back new" | "late";
 
 /**
+ * What happens to a place. "taken" names the server's time of the unit. "failed": no unit was free, or no reply came:
+ * then one may have been taken, and is free after `forMs`. "tick": time has passed. "end": the block of code has ended.
+ */
+export type Event = "taken" | "failed" | "tick" | "end";
+
+/**
  * A place, from asking for it to its end. It is one unit of a log, so it is free by itself after `forMs` milliseconds.
  * To renew it, another unit is taken, and only then the old one is given back: so the place always has a unit.
  */
 export class Place {
   state: "asked" | "gone" | "held" | "renewing" | "ending" | "over" = "asked";
   readonly #forMs: number;
+  /** The server's time of the unit that holds the place. */
+  #at = 0;
   /** When the latest unit was asked for. */
   #askedMs: number;
   #renewMs = Infinity;
@@ -25,47 +33,46 @@ export class Place {
     this.#askedMs = nowMs;
   }
 
-  taken(): Says[] {
-    const { state } = this;
-    if (state === "asked" || state === "renewing") this.#hold();
-    if (state === "renewing") return ["give back old"];
-    if (state === "gone") return this.#over("give back new");
-    return state === "ending" ? this.#over("give back old", "give back new") : [];
+  /**
+   * What follows from an event. Whether the place is late is decided first: so a block that computes for longer than
+   * `forMs`, and ends before anything else happens, is told of too.
+   */
+  happens(event: Event, nowMs: number, at = 0): Says[] {
+    const isToldLate = !this.#isLate && this.isLate(nowMs);
+    this.#isLate ||= isToldLate;
+    const says = this.#follow(event, nowMs, at);
+    return isToldLate ? ["late", ...says] : says;
   }
 
-  /** No unit was free, or no reply came: then a unit may have been taken, and is free after `forMs`. */
-  failed(nowMs: number): Says[] {
-    const { state } = this;
-    if (state === "renewing") {
-      this.state = "held";
-      this.#renewMs = nowMs + part(this.#forMs, 12);
+  #follow(event: Event, nowMs: number, at: number): Says[] {
+    switch (this.state) {
+      case "asked":
+        if (event === "taken") this.#hold(at);
+        else if (event === "failed") this.state = "over";
+        else if (event === "end") this.state = "gone";
+        return [];
+      case "gone":
+        // A unit that is taken after all, if the reply is yet to come, is given back too.
+        return event === "taken" || event === "failed" ? this.#over("give back new") : [];
+      case "held":
+        if (event === "end") return this.#over("give back old");
+        if (event !== "tick" || nowMs < this.#renewMs) return [];
+        this.state = "renewing";
+        this.#askedMs = nowMs;
+        return ["take"];
+      case "renewing":
+        if (event === "taken") return this.#hold(at);
+        if (event === "end") this.state = "ending";
+        if (event !== "failed") return [];
+        this.state = "held";
+        this.#renewMs = nowMs + part(this.#forMs, 12);
+        return [];
+      case "ending":
+        if (event === "taken") return this.#over(...this.#old(at), "give back new");
+        return event === "failed" ? this.#over("give back old") : [];
+      case "over":
+        return [];
     }
-    if (state === "asked") return this.#over();
-    // A unit that is taken after all, if the reply is yet to come, is given back.
-    if (state === "gone") return this.#over("give back new");
-    return state === "ending" ? this.#over("give back old") : [];
-  }
-
-  /** The block of code has ended. */
-  end(): Says[] {
-    if (this.state === "held") return this.#over("give back old");
-    if (this.state === "asked") this.state = "gone";
-    if (this.state === "renewing") this.state = "ending";
-    return [];
-  }
-
-  tick(nowMs: number): Says[] {
-    const says: Says[] = [];
-    if (!this.#isLate && this.isLate(nowMs)) {
-      this.#isLate = true;
-      says.push("late");
-    }
-    if (this.state === "held" && nowMs >= this.#renewMs) {
-      this.state = "renewing";
-      this.#askedMs = nowMs;
-      says.push("take");
-    }
-    return says;
   }
 
   /** When the next tick is due; Infinity if none is. */
@@ -83,10 +90,22 @@ export class Place {
     return this.state === "held" || this.state === "renewing";
   }
 
-  #hold(): void {
+  /** Holds the place by the latest unit. */
+  #hold(at: number): Says[] {
+    const says = this.state === "renewing" ? this.#old(at) : [];
     this.state = "held";
+    this.#at = at;
     this.#renewMs = this.#askedMs + part(this.#forMs, 3);
     this.#overMs = this.#askedMs + this.#forMs;
+    return says;
+  }
+
+  /**
+   * Gives back the unit that holds the place, since another was taken at `at`. If that is earlier, the server's clock
+   * went back: the old unit leaves by itself, and giving back as of its time could take a place from others.
+   */
+  #old(at: number): Says[] {
+    return at < this.#at ? [] : ["give back old"];
   }
 
   #over(...says: Says[]): Says[] {

@@ -1,13 +1,16 @@
 // What commands are sent through: a client of Redis, or a stand-in for one.
 
-import { type Clock, withClock } from "../commands/clock.js";
+import { after, type Clock, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { connectionsOf } from "./connections.js";
 import type { RedisClient } from "./source.js";
 import { Ticks } from "./ticks.js";
 
-/** Stands in for a client in a test: sends the words of a command, and resolves to its reply as it came. */
+/**
+ * Stands in for a client in a test: a plain object that sends the words of a command, and resolves to its reply as it
+ * came.
+ */
 export interface Sender {
   send(words: Words): Promise<unknown>;
 }
@@ -31,21 +34,31 @@ export interface Asker {
   readonly ticks: Ticks;
   /** The clock of a limiter in memory; undefined otherwise. */
   readonly clock?: Clock;
+  /** Calls back once so many milliseconds have passed, by the clock if there is one. Returns what ends the wait. */
+  readonly after: typeof after;
 }
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const ticks = Ticks.of(timeoutMs);
-  const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks };
+  const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks, after };
   if (asking instanceof MemoryLimiter)
-    return { ...alone, send: (words) => asking.send(words), clock: () => asking.now() };
+    return {
+      ...alone,
+      send: (words) => asking.send(words),
+      clock: () => asking.now(),
+      after: (ms, call) => asking.after(ms, call),
+    };
   if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
   // A command that fails looks as if Redis were away, so a wrong client must fail here and not with the first command.
   if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
-  return connectionsOf(asking, ticks);
+  const { prefix, slotOf, nodeOf, send } = connectionsOf(asking, ticks);
+  return { prefix, slotOf, nodeOf, send, ticks, after };
 }
 
+/** Other libraries' clients have a `send` too, with other arguments; but theirs is a method of a class. */
 function isSender(asking: Asking): asking is Sender {
-  return typeof (asking as Partial<Sender> | undefined | null)?.send === "function";
+  const { send } = Object(asking) as Partial<Sender>;
+  return typeof send === "function" && Object.hasOwn(asking, "send");
 }
 
 function isClient(asking: unknown): boolean {

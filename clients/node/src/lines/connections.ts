@@ -9,7 +9,7 @@ import { Line } from "./line.js";
 import { nodeRedisSource } from "./node-redis-source.js";
 import { slotOf } from "./slot.js";
 import type { RedisClient, Connection, Source } from "./source.js";
-import { later, now, outside, Ticks } from "./ticks.js";
+import { later, now, outside, Ticks, unref } from "./ticks.js";
 
 /** Milliseconds between looks at the application's client: whether it knows its cluster, whether it is closed. */
 const POLL_MS = 5;
@@ -181,7 +181,7 @@ export class Connections {
       for (const { carrier } of this.#nodes.values()) carrier?.end(closed());
       this.#nodes.clear();
     };
-    this.#poll = outside(() => setInterval(look, CLOSED_POLL_MS).unref());
+    this.#poll = outside(() => unref(setInterval(look, CLOSED_POLL_MS)));
   }
 
   /** A command was answered by an error reply, so the server has counted nothing. */

@@ -3,15 +3,13 @@
 
 import { AsyncResource } from "node:async_hooks";
 import * as timers from "node:timers";
+import { LONGEST_TIMER_MS } from "../commands/clock.js";
 import { Line, TICKS } from "./line.js";
 
 export const { setImmediate } = timers;
 const { setTimeout } = timers;
 
 export const now = performance.now.bind(performance);
-
-/** The longest delay of a timer, in milliseconds. */
-export const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 const nobody = new AsyncResource("redis-rl");
 
@@ -20,9 +18,15 @@ export function outside<T>(call: () => T): T {
   return nobody.runInAsyncScope(call);
 }
 
+/** Lets the process end although this timer runs. In a page, as of jsdom or Electron, a timer is only a number. */
+export function unref<T extends object | number>(timer: T): T {
+  (timer as Partial<NodeJS.Timeout>).unref?.();
+  return timer;
+}
+
 /** Calls back after `ms` milliseconds. The timer keeps neither the process nor a request's context alive. */
 export function later(ms: number, callback: () => void): void {
-  outside(() => setTimeout(callback, ms).unref());
+  outside(() => unref(setTimeout(callback, ms)));
 }
 
 /** One timer for the earliest of the times that it is set for, by a clock of the caller's. */
@@ -46,7 +50,7 @@ export class Alarm {
       this.dueMs = Infinity;
       this.ring();
     };
-    this.#timer = outside(() => globalThis.setTimeout(fire, ms).unref());
+    this.#timer = outside(() => unref(globalThis.setTimeout(fire, ms)));
   }
 
   clear(): void {

@@ -1,8 +1,10 @@
 // The module's own limiter compiled to WebAssembly: it decides within this process, and replies as a server would.
 
+import { randomBytes } from "node:crypto";
 import { inspect } from "node:util";
+import { isUint8Array } from "node:util/types";
 import { brotliDecompressSync } from "node:zlib";
-import { checkedClock, checkedTime, type Clock } from "../commands/clock.js";
+import { after, checkedClock, checkedTime, type Clock } from "../commands/clock.js";
 import { Commands, type Key, type Words } from "../commands/commands.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { CODE } from "./code.js";
@@ -26,9 +28,17 @@ interface Assembly {
   Module: new (bytes: Uint8Array) => object;
   Instance: new (module: object) => { readonly exports: unknown };
 }
-const { Module, Instance } = (globalThis as unknown as { WebAssembly: Assembly }).WebAssembly;
 
 let compiled: object | undefined;
+
+/** Compiles the module when it is first needed, and makes an instance of it. */
+function instance(): Exports {
+  const { WebAssembly } = globalThis as { WebAssembly?: Assembly };
+  if (WebAssembly === undefined)
+    throw new Error("a limiter in memory needs WebAssembly, which this process has not, as with --jitless");
+  compiled ??= new WebAssembly.Module(brotliDecompressSync(Buffer.from(CODE, "base64")));
+  return new WebAssembly.Instance(compiled).exports as Exports;
+}
 
 /** The most bytes that a word may have. */
 const MAX_WORD = 65_536;
@@ -40,6 +50,9 @@ const [BUFFER, KEPT] = [16_384, 2 ** 20];
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
   #clock: Clock;
+  /** Whether the time stands still until it is set again, and what looks at it then. */
+  #isStill = false;
+  readonly #waits = new Set<() => void>();
   readonly #reader = new Reader();
   #view = new DataView(new ArrayBuffer());
   #at = 0;
@@ -55,11 +68,10 @@ export class MemoryLimiter extends Commands {
     const { maxKeys = 100_000, clock } = checkedOptions("a limiter in memory", OPTIONS.memory, options);
     if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
       throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
-    compiled ??= new Module(brotliDecompressSync(Buffer.from(CODE, "base64")));
-    this.#exports = new Instance(compiled).exports as Exports;
-    const [seed] = crypto.getRandomValues(new BigInt64Array(1));
-    this.#exports.start(maxKeys, seed ?? 0n);
-    this.#clock = clock === undefined ? Date.now : checkedClock(clock);
+    this.#exports = instance();
+    this.#exports.start(maxKeys, randomBytes(8).readBigInt64LE());
+    // A test may replace `Date` after the limiter was made.
+    this.#clock = clock === undefined ? () => Date.now() : checkedClock(clock);
   }
 
   /** The time by the limiter's clock, in Unix milliseconds. */
@@ -71,6 +83,34 @@ export class MemoryLimiter extends Commands {
   setTime(unixMs: number): void {
     checkedTime(unixMs);
     this.#clock = () => unixMs;
+    this.#isStill = true;
+    for (const look of [...this.#waits]) look();
+  }
+
+  /**
+   * Calls back once `ms` milliseconds have passed by the limiter's clock, also when a test moves it. Returns what ends
+   * the wait.
+   */
+  after(ms: number, call: () => void): () => void {
+    const dueMs = this.now() + ms;
+    let stop = () => {};
+    const end = () => {
+      stop();
+      this.#waits.delete(look);
+    };
+    const look = () => {
+      stop();
+      const leftMs = dueMs - this.now();
+      if (leftMs > 0) {
+        if (!this.#isStill) stop = after(leftMs, look);
+        return;
+      }
+      end();
+      call();
+    };
+    this.#waits.add(look);
+    stop = this.#isStill ? stop : after(ms, look);
+    return end;
   }
 
   /** Moves the time by `ms` milliseconds, after which it stands still. Throws a `RangeError` if it is no time. */
@@ -125,7 +165,7 @@ export class MemoryLimiter extends Commands {
   #write(words: readonly Key[]): void {
     let size = 4 * words.length;
     for (const word of words) {
-      if (typeof word !== "string" && !(word instanceof Uint8Array))
+      if (typeof word !== "string" && !isUint8Array(word))
         throw new TypeError(`a word is text or bytes, and not ${inspect(word)}`);
       // A UTF-16 code unit takes at most three bytes in UTF-8.
       const most = typeof word === "string" ? 3 * word.length : word.length;

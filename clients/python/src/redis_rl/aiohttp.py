@@ -37,6 +37,8 @@ class Guard(AsyncGuard):
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Limits an application. Its place among the middlewares is after that of CORS."""
+        router = request.match_info.apps[0].router
+        self.check(router, lambda: [route.handler for route in router.routes()])
         visit = await self.begin(request, limits_of(request.match_info.handler))
         try:
             if visit.refusal:

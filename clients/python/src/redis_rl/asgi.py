@@ -11,7 +11,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
@@ -148,10 +149,10 @@ class Route(Limit):
         return taken
 
     def _limited(self, handler: Any) -> Any:
-        if not signature(handler).parameters:
-            raise TypeError(
-                f"{handler.__qualname__} needs a parameter for its request; in FastAPI there is Depends(limit), too"
-            )
+        name = getattr(handler, "__qualname__", repr(handler))
+        needed = f"{name} needs a parameter for its request; in FastAPI there is Depends(limit), too"
+        if not _may_have_request(handler):
+            raise TypeError(needed)
 
         @functools.wraps(handler)
         async def limited(*args: Any, **arguments: Any) -> Any:
@@ -160,7 +161,7 @@ class Route(Limit):
                     await self._take(each)
                     break
             else:
-                raise TypeError(f"{handler.__qualname__} needs a parameter for its request")
+                raise TypeError(needed)
             if iscoroutinefunction(handler):
                 return await handler(*args, **arguments)
             from starlette.concurrency import run_in_threadpool
@@ -172,6 +173,23 @@ class Route(Limit):
     def middleware(self, app: App) -> App:
         """Limits a route or a router of Starlette."""
         return _Middleware(cast(Guard, self.guard), self, app)
+
+
+def _may_have_request(handler: Any) -> bool:
+    """Whether a handler has a parameter that is a request of Starlette, or of which that is not known."""
+    try:
+        hints = get_type_hints(handler)
+    except (NameError, TypeError):
+        # Names that only a type checker knows.
+        hints = {}
+    return any(_may_be_request(hints.get(name)) for name in signature(handler).parameters)
+
+
+def _may_be_request(hint: Any) -> bool:
+    kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        return any(map(_may_be_request, get_args(hint)))
+    return kind in (Any, object) or not isinstance(kind, type) or issubclass(kind, HTTPConnection)
 
 
 def _mount(scope: Scope) -> str:
@@ -241,8 +259,9 @@ def _limits(route: Any) -> list[Limit]:
     return [each for each in places if isinstance(each, Limit) and each.text]
 
 
-def _check_routes(app: Any, routes: Any, root: str = "") -> None:
-    """Raises an error before the first request if a limit is a text and has no route that gives it a name."""
+def _check_routes(app: Any, routes: Any, root: str = "") -> list[Any]:
+    """Returns the handlers of all routes. Raises an error if a limit is a text and has no route that names it."""
+    endpoints = []
     for route in routes:
         original = _original(route)
         path = root + getattr(original, "path", "")
@@ -251,9 +270,11 @@ def _check_routes(app: Any, routes: Any, root: str = "") -> None:
         scope = {"type": kind, "app": app, "path_params": dict.fromkeys(re.findall(r"\{(\w+)", path))}
         for limit in _limits(route):
             limit.stands_on(_name(scope, original, mount, limit))
+        endpoints.append(getattr(original, "endpoint", None))
         if isinstance(original, Mount):
             inner = original.app if hasattr(original.app, "router") else app
-            _check_routes(inner, _routes(original), mount)
+            endpoints += _check_routes(inner, _routes(original), mount)
+    return endpoints
 
 
 def _has(place: Any, limit: Limit) -> bool:
@@ -270,14 +291,16 @@ class _Middleware:
         first = _FIRST.get(scope["type"])
         if first is None:
             try:
-                _check_routes(scope.get("app"), _routes(scope.get("app")))
-            except ValueError as error:
+                self._check(scope)
+            except (RuntimeError, TypeError, ValueError) as error:
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
             return await self.app(scope, receive, send)
         if visit := scope.get(VISIT):
             return await self._pass(visit, scope, receive, send)
+        # Some servers and test clients leave out the startup.
+        self._check(scope)
         # The scope itself is passed on, since outer middleware reads what inner code adds to it, such as the route.
         visit = Visit(scope, VISIT)
         answering = _Answering(visit, scope, first, send)
@@ -292,6 +315,10 @@ class _Middleware:
         finally:
             visit.end()
         return None
+
+    def _check(self, scope: Scope) -> None:
+        app = scope.get("app")
+        self._guard.check(app, lambda: _check_routes(app, _routes(app)))
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         taken = await self._guard.take_of([self.limit], scope, visit=visit)

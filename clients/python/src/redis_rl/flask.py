@@ -44,10 +44,11 @@ class Guard(SyncGuard):
         app.teardown_request(self._end)
 
     def _before(self) -> Response | None:
+        self.check(views := current_app.view_functions, views.values)
         if _is_answered_by_flask():
             Visit(self._state(request), VISIT)
             return None
-        view = current_app.view_functions.get(request.endpoint or "")
+        view = views.get(request.endpoint or "")
         return _response(run(self.begin(request, limits_of(view))).refusal)
 
     def _after(self, response: Response) -> Response:

@@ -6,7 +6,8 @@ What follows the scheme, and the options, are those of the library's own ``redis
 function that returns the Unix time in milliseconds, for tests.
 
 `moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
-library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
+library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock. With a
+``clock`` it is RL.LOG, all units of a window as of its first hit.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class _Windows(TimestampedSlidingWindow):
     """The strategies of all storages. Sliding windows are aligned to the clock.
 
     A key is counted by one algorithm, and an application may change its strategy while keys live. So each strategy has
-    a suffix for its keys. Fixed windows are counted as the library does, or with a clock in this process.
+    a suffix for its keys. Fixed windows are counted by the library's own script, or with a clock by RL.LOG.
     """
 
     clock: Clock | None
@@ -135,9 +136,6 @@ class _Windows(TimestampedSlidingWindow):
     def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage."""
         self.clock = clock
-        # The count and the end of each fixed window. Those that have ended are dropped when there are _most.
-        self._fixed: dict[str, tuple[int, int]] = {}
-        self._most = 1000
         options = {**self._options, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
 
@@ -156,52 +154,55 @@ class _Windows(TimestampedSlidingWindow):
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         if self.clock is None:
             return int(await self._run_script(self._incr_script(), key, expiry, amount))
-        now_ms = self.clock()
-        if len(self._fixed) >= self._most:
-            self._fixed = {name: each for name, each in self._fixed.items() if each[1] > now_ms}
-            self._most = max(1000, 2 * len(self._fixed))
-        count, ends_ms = self._fixed.get(key, (0, 0))
-        if ends_ms <= now_ms:
-            count, ends_ms = 0, now_ms + 1000 * expiry
-        self._fixed[key] = count + math.ceil(amount), ends_ms
-        return self._fixed[key][0]
+        used, ends_ms = await self._fixed(key, expiry)
+        # All units of a window are counted as of its first hit, so that they leave together.
+        at = ends_ms - 1000 * expiry if used else self.clock()
+        return MAX_COST - (await self._take("RL.LOG", f"{key}/fixed", MAX_COST, expiry, amount, at))[2]
 
     @_of_storage
     async def get(self, key: str) -> int:
         if self.clock is None:
             return int(await self._call("GET", self.prefixed_key(key)) or 0)
-        count, ends_ms = self._fixed.get(key, (0, 0))
-        return count if ends_ms > self.clock() else 0
+        return (await self._fixed(key))[0]
 
     @_of_storage
     async def get_expiry(self, key: str) -> float:
         if self.clock is None:
             return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
-        return max(self._fixed.get(key, (0, 0))[1], self.clock()) / 1000
+        return (await self._fixed(key))[1] / 1000
+
+    async def _fixed(self, key: str, expiry: int | None = None) -> tuple[int, int]:
+        """Returns the units in a fixed window by the clock, and when it ends, in milliseconds."""
+        assert self.clock
+        now, key = self.clock(), f"{key}/fixed"
+        if expiry is None:
+            windows = wire.windows(await self._call("RL.INFO", self.prefixed_key(key)))
+            if not windows:
+                return 0, now
+            expiry = windows[0]["window_ms"] // 1000
+        _, _, remaining, _, reset_after = await self._peek(key, MAX_COST, expiry, at=now)
+        return MAX_COST - remaining, now + reset_after
 
     @_of_storage
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return await self._take("RL.LOG", f"{key}/log", limit, expiry, amount)
+        return (await self._take("RL.LOG", f"{key}/log", limit, expiry, amount, self._as_of()))[0] == 0
 
     @_of_storage
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return await self._take("RL.SLIDING", f"{key}/sliding", limit, expiry, amount)
+        return (await self._take("RL.SLIDING", f"{key}/sliding", limit, expiry, amount, self._as_of()))[0] == 0
 
     @_of_storage
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
         await self._forget("RL.SLIDING", f"{key}/sliding", expiry)
 
-    async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int) -> bool:
+    async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int, at: int | None) -> list[int]:
         # slowapi passes on what a function of the application returns, which may be a fraction.
-        cost = math.ceil(amount)
-        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], cost, at=self._as_of())
-        return (await self._call(*words))[0] == 0  # type: ignore[no-any-return]
+        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], math.ceil(amount), at=at)
+        reply: list[int] = await self._call(*words)
+        return reply
 
     async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
-        reply: list[int] = await self._call(
-            *wire.take("RL.PEEK", self.prefixed_key(key), [(limit, expiry)], cost, at=at)
-        )
-        return reply
+        return await self._take("RL.PEEK", key, limit, expiry, cost, at)
 
     async def _peek_next(self, key: str, limit: int, expiry: int, at: int | None) -> list[int]:
         if self._may_run_scripts:
@@ -247,7 +248,7 @@ class _Windows(TimestampedSlidingWindow):
     async def clear(self, key: str) -> None:
         await self._forget("RL.LOG", f"{key}/log", "3650d")
         if self.clock is not None:
-            self._fixed.pop(key, None)
+            await self._forget("RL.LOG", f"{key}/fixed", "3650d")
             return
         try:
             await self._peek(key, 1, 1)
@@ -365,8 +366,7 @@ class _MemoryWindows(_Windows):
     @_of_storage
     async def reset(self) -> int:
         """Deletes all keys, and returns how many there were."""
-        keys = len(self._fixed) + int(await self._call("DBSIZE"))
-        self._fixed.clear()
+        keys = int(await self._call("DBSIZE"))
         await self._call("FLUSHALL")
         return keys
 

@@ -8,6 +8,7 @@ It decides by the module's own code, as WebAssembly. Needs ``pip install redis-r
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import struct
 import threading
@@ -39,7 +40,10 @@ def _compiled() -> tuple[Any, Any]:
     code = resources.files(__package__).joinpath("redis_rl.wasm")
     if not code.is_file():
         raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
-    engine = wasmtime.Engine()
+    config = wasmtime.Config()
+    # Else two threads compile, and stay: a program that forks is warned of them.
+    config.parallel_compilation = False
+    engine = wasmtime.Engine(config)
     return engine, wasmtime.Module(engine, code.read_bytes())
 
 
@@ -54,41 +58,30 @@ class MemoryLimiter:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or not 1 <= max_keys <= _MOST_KEYS:
             raise ValueError(f"max_keys is a whole number from 1 to {_MOST_KEYS}: {max_keys!r}")
         check_clock(clock)
-        engine, module = _compiled()
-        import wasmtime
-
-        self.clock = clock
-        self._lock = threading.Lock()
-        self._store = wasmtime.Store(engine)
-        exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)
-        self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
-        exports["start"](self._store, max_keys, secrets.randbits(63))
-        self._size = self._at = 0
-        # The error that ended the module in the middle of a call: its counts cannot be trusted any more.
-        self._failed: Exception | None = None
-        self._resize(_BYTES)
+        self.clock, self._max_keys = clock, max_keys
+        # By the number of the process.
+        self._machines: dict[int, _Machine] = {}
+        self._machine()
 
     def execute_command(self, *words: str | bytes | int) -> Any:
         """Returns the reply as the client library would, or raises its ``ResponseError``."""
         encoded = [_encoded(word) for word in words]
         sizes = list(map(len, encoded))
-        size = 4 * len(encoded) + sum(sizes)
         now_ms = time.time_ns() // 1_000_000 if self.clock is None else self._now_ms(self.clock)
-        with self._lock:
-            if self._failed is not None:
-                raise RuntimeError("this limiter in memory has failed before: make a new one") from self._failed
-            if max(size, _BYTES) > self._size or self._size > _KEPT_BYTES:
-                self._resize(max(size, _BYTES))
-            data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
-            # The module's memory may have grown and moved, so its address is looked up anew.
-            ctypes.memmove(self._address(), data, size)
-            try:
-                length = self._run(self._store, float(now_ms), len(encoded))
-            except Exception as error:
-                self._failed = error
-                raise
-            said = ctypes.string_at(self._address(), length)
+        data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
+        said = self._machine().call(now_ms, len(encoded), data)
         return _read(iter(said.split(b"\r\n")))
+
+    def _machine(self) -> _Machine:
+        """That of this process. Another thread may be in the middle of a call at a fork, so the child begins anew."""
+        pid = os.getpid()
+        machine = self._machines.get(pid)
+        if machine is None:
+            # If two threads come here at once, both keep the same one.
+            machine = self._machines.setdefault(pid, _Machine(self._max_keys))
+            for parent in [each for each in list(self._machines) if each != pid]:
+                self._machines.pop(parent, None)
+        return machine
 
     @staticmethod
     def _now_ms(clock: Callable[[], int]) -> int:
@@ -97,20 +90,81 @@ class MemoryLimiter:
             raise ValueError(f"a time is Unix milliseconds: {now_ms!r}")
         return int(now_ms)
 
-    def _resize(self, size: int) -> None:
-        """Replaces the module's buffer by one of so many bytes."""
-        self._size = 0
-        # WebAssembly's 32 bits are signed in wasmtime, for arguments as for results.
-        at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
-        if at == 0:
-            raise redis.OutOfMemoryError("command not allowed when this process is out of memory.")
-        self._size, self._at = size, at
-
     def close(self) -> None:
         """Does nothing: it is there because clients have it."""
 
     async def aclose(self) -> None:
         """Does nothing: it is there because asynchronous clients have it."""
+
+
+class _Machine:
+    """The module's code and memory, in one process. It has one buffer, for a command and then for its reply.
+
+    A finalizer or a signal handler may call in the middle of another call in the same thread. So a call within another
+    leaves the buffer as it found it.
+    """
+
+    def __init__(self, max_keys: int) -> None:
+        engine, module = _compiled()
+        import wasmtime
+
+        self._lock = threading.RLock()
+        self._store = wasmtime.Store(engine)
+        exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)
+        self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
+        exports["start"](self._store, max_keys, secrets.randbits(63))
+        self._traps: Any = (wasmtime.Trap, wasmtime.WasmtimeError)
+        # How many calls are under way. After an interruption it may stay too high, which costs a copy.
+        self._calls = 0
+        self._size = self._at = 0
+        # Changes with each new buffer.
+        self._made: object = None
+        # The error that ended the module in the middle of a call: its counts cannot be trusted any more.
+        self._failed: Exception | None = None
+        self._resize(_BYTES)
+
+    def call(self, now_ms: int, words: int, data: bytes) -> bytes:
+        with self._lock:
+            calls, size = self._calls, self._size
+            self._calls = calls + 1
+            try:
+                kept = ctypes.string_at(self._address(), size) if calls and size else b""
+                said = self._call(now_ms, words, data)
+                if kept:
+                    self._resize(size)
+                    ctypes.memmove(self._address(), kept, size)
+                return said
+            finally:
+                self._calls = calls
+
+    def _call(self, now_ms: int, words: int, data: bytes) -> bytes:
+        if self._failed is not None:
+            raise RuntimeError("this limiter in memory has failed before: make a new one") from self._failed
+        wanted = max(len(data), _BYTES)
+        if wanted > self._size or self._size > _KEPT_BYTES:
+            self._resize(wanted)
+        # The module's memory may have grown and moved, so its address is looked up anew.
+        ctypes.memmove(self._address(), data, len(data))
+        try:
+            length = self._run(self._store, float(now_ms), words)
+        except self._traps as error:
+            self._failed = error
+            raise
+        return ctypes.string_at(self._address(), length)
+
+    def _resize(self, size: int) -> None:
+        """Replaces the module's buffer by one of so many bytes."""
+        while True:
+            self._size, made = 0, object()
+            self._made = made
+            # WebAssembly's 32 bits are signed in wasmtime, for arguments as for results.
+            at = self._buffer(self._store, size) & 0xFFFFFFFF if size < 2**31 else 0
+            if at == 0:
+                raise redis.OutOfMemoryError("command not allowed when this process is out of memory.")
+            self._size, self._at = size, at
+            # Else a call within this one has made another meanwhile.
+            if self._made is made:
+                return
 
     def _address(self) -> int:
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + self._at

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 #[cfg(feature = "tokio-comp")]
-use {redis::RedisError, tokio::sync::oneshot};
+use {redis::RedisError, tokio::runtime::Handle, tokio::sync::oneshot};
 
 use super::clock::{Clock, Time};
 use super::cmd;
@@ -121,31 +121,38 @@ impl Asked {
     {
         loop {
             let (cost, command, mut give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
-            let (sender, receiver) = oneshot::channel();
             let mut connection = connection.clone();
-            // The task lives on if this future is dropped, and gives back what the command has taken.
-            tokio::spawn(async move {
-                let reply: RedisResult<Value> = command.query_async(&mut connection).await;
-                let verdict = reply.and_then(|reply| read(cost, reply));
-                let at = match &verdict {
-                    Ok(Verdict { limited: false, taken: Some(1..), at, .. }) => Some(*at),
-                    _ => None,
-                };
-                let (received, is_received) = oneshot::channel::<()>();
-                let _ = sender.send((verdict, received));
-                if let (Some(at), Err(_)) = (at, is_received.await) {
-                    write_at(&mut give_back, at);
-                    let _: RedisResult<Value> = give_back.query_async(&mut connection).await;
-                }
-            });
-            let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
-            let (verdict, received) = receiver.await.map_err(ended)?;
-            let _ = received.send(());
-            let verdict = verdict?;
+            let runtime = Handle::try_current().ok();
+            let verdict = if let Some(runtime) = &runtime {
+                let (sender, receiver) = oneshot::channel();
+                // The task lives on if this future is dropped, and gives back what the command has taken.
+                runtime.spawn(async move {
+                    let reply: RedisResult<Value> = command.query_async(&mut connection).await;
+                    let verdict = reply.and_then(|reply| read(cost, reply));
+                    let at = match &verdict {
+                        Ok(Verdict { limited: false, taken: Some(1..), at, .. }) => Some(*at),
+                        _ => None,
+                    };
+                    let (received, is_received) = oneshot::channel::<()>();
+                    let _ = sender.send((verdict, received));
+                    if let (Some(at), Err(_)) = (at, is_received.await) {
+                        write_at(&mut give_back, at);
+                        let _: RedisResult<Value> = give_back.query_async(&mut connection).await;
+                    }
+                });
+                let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
+                let (verdict, received) = receiver.await.map_err(ended)?;
+                let _ = received.send(());
+                verdict?
+            } else {
+                // A limiter in this process answers at once.
+                read(cost, command.query_async(&mut connection).await?)?
+            };
             let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
             match &self.acquire.sleep {
                 Some(sleep) => sleep(pause),
-                None => tokio::time::sleep(pause).await,
+                None if runtime.is_some() => tokio::time::sleep(pause).await,
+                None => return Err((ErrorKind::Client, "acquire sleeps on a runtime of tokio").into()),
             }
         }
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use redis::{RedisError, RedisResult, Value};
@@ -17,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::away::{Announcer, Node, Nodes, NotAsked};
 use crate::commands::{Clock, Decision, Time, Verdict, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
-use crate::lines::{ENDED, Redis, io_error, is_away};
+use crate::lines::{ENDED, NO_RUNTIME, Redis, io_error, is_away, misused, runtime as runtime_with_timers};
 use crate::locked;
 
 /// `close` waits this many timeouts for commands in flight.
@@ -127,7 +128,7 @@ impl Asker {
             let taken = state.keys.take(now, id, shares);
             step.commands.extend(taken.commands);
             step.answers.extend(taken.answers);
-            let held = Held { asker: self.clone(), id, is_kept: false };
+            let held = Held { asker: self.clone(), id, is_kept: false, runtime: Handle::try_current().ok() };
             (held, state.awaited(id), step)
         };
         self.carry_out(step);
@@ -148,11 +149,18 @@ impl Asker {
         };
         self.carry_out(step);
         let mut tasks = self.0.tasks.subscribe();
-        let _ = timeout(self.redis().patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+        if *tasks.borrow() > 0 {
+            let _ = timeout(self.redis().patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+        }
     }
 
-    /// Delivers answers and sends commands. The task that is returned ends when all commands have their replies.
     fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
+        self.carry_out_on(step, Handle::try_current().ok())
+    }
+
+    /// Delivers answers and sends commands, in tasks of this runtime. The task that is returned ends when all commands have
+    /// their replies. A limiter in this process has answered before this returns, and needs no runtime.
+    fn carry_out_on(&self, step: Step, runtime: Option<Handle>) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
@@ -161,19 +169,29 @@ impl Asker {
             }
         }
         let is_ticking = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
+        // Off tokio, each request gives back the leases that are over.
         if !is_ticking
             && state.keys.next_tick().is_some()
-            && let Ok(runtime) = Handle::try_current()
+            && let Ok(runtime) = runtime_with_timers()
         {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
         let send = |command| {
             self.0.tasks.send_modify(|tasks| *tasks += 1);
-            Box::pin(InFlight { asker: self.clone(), command, is_replied: false }.send())
+            InFlight { asker: self.clone(), command, is_replied: false }
         };
-        let mut sent: Vec<_> = commands.into_iter().map(send).collect();
-        let runtime = Handle::try_current().ok()?;
+        let in_flight = commands.into_iter().map(send);
+        if self.redis().is_memory() {
+            let mut context = Context::from_waker(Waker::noop());
+            in_flight.for_each(|sent| _ = pin!(sent.send()).poll(&mut context));
+            return None;
+        }
+        let Some(runtime) = runtime else {
+            in_flight.for_each(|mut sent| sent.replied(Err(misused(NO_RUNTIME))));
+            return None;
+        };
+        let mut sent: Vec<_> = in_flight.map(|sent| Box::pin(sent.send())).collect();
         match sent.len() {
             0 => None,
             1 => sent.pop().map(|sent| runtime.spawn(sent)),
@@ -189,13 +207,15 @@ impl Asker {
     async fn ask(&self, command: &Command) -> RedisResult<Value> {
         self.may_ask(&None, command)?;
         let node = self.redis().node(command.first_key()).await;
-        let node = node.inspect_err(|error| self.nodes().failed(&None, error))?;
+        let node = node.inspect_err(|error| self.failed(&None, error))?;
         self.may_ask(&node, command)?;
-        self.reply(command).await.inspect_err(|error| {
-            if is_away(error) {
-                self.nodes().failed(&node, error);
-            }
-        })
+        self.reply(command).await.inspect_err(|error| self.failed(&node, error))
+    }
+
+    fn failed(&self, node: &Node, error: &RedisError) {
+        if is_away(error) {
+            self.nodes().failed(node, error);
+        }
     }
 
     async fn reply(&self, command: &Command) -> RedisResult<Value> {
@@ -272,6 +292,8 @@ pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
     is_kept: bool,
+    /// The runtime that the request was made on: it gives back, wherever this is dropped.
+    runtime: Option<Handle>,
 }
 
 impl Held {
@@ -283,19 +305,23 @@ impl Held {
     /// Gives back what the request took, once. The task that is returned ends when Redis has it.
     pub fn give_back(&self) -> Option<JoinHandle<()>> {
         let step = self.asker.state().keys.give_back(self.asker.now(), self.id);
-        self.asker.carry_out(step)
+        self.asker.carry_out_on(step, Handle::try_current().ok().or_else(|| self.runtime.clone()))
     }
 
-    /// Corrects what was taken of the shares at these indices. The last cost of a share counts.
+    /// Corrects what was taken of the shares at these indices. The last cost of a share counts. Its commands are sent by this
+    /// call, before the future is polled.
     #[cfg(feature = "web")]
-    pub async fn settle(&self, used: Vec<(usize, i64)>) -> RedisResult<Answer> {
+    pub fn settle(
+        &self,
+        used: Vec<(usize, i64)>,
+    ) -> impl Future<Output = RedisResult<Answer>> + Send + use<> {
         let (step, receiver) = {
             let mut state = self.asker.state();
             let step = state.keys.settle(self.id, used);
             (step, state.awaited(self.id))
         };
         self.asker.carry_out(step);
-        receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)))
+        async { receiver.await.unwrap_or_else(|_| Err(io_error(ENDED))) }
     }
 }
 

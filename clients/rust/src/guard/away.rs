@@ -12,8 +12,8 @@ use crate::locked;
 
 /// A node of a cluster; `None` is the only server, or a cluster whose slots are not known yet.
 pub(crate) type Node = Option<Address>;
-/// Gets the error when limits become local, and `None` when Redis decides again.
-pub(crate) type OnLocal = dyn Fn(Option<&RedisError>) + Send + Sync;
+/// Gets the error when an outage begins, and `None` when Redis decides again.
+pub(crate) type OnOutage = dyn Fn(Option<&RedisError>) + Send + Sync;
 
 /// The nodes that are away now.
 pub(crate) struct Nodes {
@@ -27,7 +27,7 @@ pub(crate) struct Nodes {
 pub(crate) struct Announcer {
     /// Whether this process limits while a node is away.
     pub is_local: bool,
-    pub on_local: Option<Arc<OnLocal>>,
+    pub on_outage: Option<Arc<OnOutage>>,
 }
 
 /// Why a request is not asked, and whether a probe is sent in its place.
@@ -121,7 +121,7 @@ impl Announcer {
             }
         }
         let _ = node;
-        if let Some(tell) = self.on_local.as_ref().filter(|_| self.is_local) {
+        if let Some(tell) = &self.on_outage {
             tell(why);
         }
     }

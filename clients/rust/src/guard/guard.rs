@@ -19,7 +19,7 @@ use super::reservation::{Client, Costs, Part, Requester, Reservation};
 use super::teller::Teller;
 use crate::commands::{Clock, Decision, Invalid, MAX_COST, Quotas};
 use crate::keys::{Answer, Share};
-use crate::lines::Redis;
+use crate::lines::{Redis, is_misused};
 use crate::locked;
 
 /// The log tells this many different mistakes, so that memory is bounded.
@@ -225,10 +225,10 @@ impl Guard {
         guard
     }
 
-    /// With [`Fail::Local`], gets the error when limits become local, and `None` when Redis decides again. The log tells it
-    /// too.
-    pub fn on_local(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
-        self.asker.nodes().tell_by(|announcer| announcer.on_local = Some(Arc::new(tell)));
+    /// Gets the error when Redis, or a node of a cluster, is away from now on, and `None` when it decides again. The log tells
+    /// it too.
+    pub fn on_outage(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
+        self.asker.nodes().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
         self
     }
 
@@ -406,7 +406,7 @@ impl Guard {
         let (asked, settings) = (self.asker.take(shares), self.settings.clone());
         async move {
             match (asked.await, local) {
-                ((_, Err(error)), Some((local, shares))) => {
+                ((_, Err(error)), Some((local, shares))) if !is_misused(&error) => {
                     settings.teller.tell(Some(&error));
                     local.take(shares).await
                 }
@@ -426,6 +426,9 @@ impl Guard {
         let (mut parts, mut refusal) = (Vec::new(), None);
         for (asked, answered) in asked {
             let (held, answer) = answered.await;
+            if let Some(mistake) = answer.as_ref().err().filter(|error| is_misused(error)) {
+                return Err(Refusal::misused(mistake.detail().unwrap_or_default()));
+            }
             if parts.is_empty() {
                 self.settings.teller.tell(answer.as_ref().err());
             }
@@ -476,8 +479,11 @@ impl Guard {
             let why = format!("{} policies limit the request: name them", policies.len());
             return self.told(Err(Refusal::misused(&why)));
         }
-        for part in outer.parts() {
-            part.settle(&used, &self.settings.teller).await;
+        let parts = outer.parts();
+        // All are sent at once, so that none is left out if this future is dropped.
+        let settled: Vec<_> = parts.iter().map(|part| part.settle(&used, &self.settings.teller)).collect();
+        for settled in settled {
+            settled.await;
         }
         Ok(())
     }

@@ -16,8 +16,8 @@ use crate::lines::Redis;
 /// at most units x processes more pass in a window than the quotas allow. A quiet key is decided exactly. A refusal is
 /// repeated until its wait is over, at most for a second.
 ///
-/// Clones share leases and refusals. It needs a tokio runtime. Before the process ends, [`close`](Leases::close) gives back
-/// what is left.
+/// Clones share leases and refusals. It needs a tokio runtime, unless its client is a `MemoryLimiter`. Before the process ends,
+/// [`close`](Leases::close) gives back what is left.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {
@@ -53,8 +53,8 @@ impl Leases {
     }
 
     /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
-    pub fn lasting(mut self, lasting: Duration) -> Leases {
-        Arc::make_mut(&mut self.rules).lease = lasting;
+    pub fn ttl(mut self, ttl: Duration) -> Leases {
+        Arc::make_mut(&mut self.rules).lease = ttl;
         self.anew(|_| {})
     }
 

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::RedisResult;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -18,7 +20,7 @@ use super::asker::{Asker, Held};
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
-use crate::lines::Redis;
+use crate::lines::{Redis, runtime};
 use crate::locked;
 
 /// In less time a place might not be renewed.
@@ -33,24 +35,24 @@ const ONE_FOR_OTHERS: u32 = 8;
 /// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
 ///
 /// A place is held until its [`Hold`] is released or dropped. Meanwhile it is renewed every third of
-/// [`lasting`](Places::lasting), so the places of a process that dies are free again within that time.
+/// [`ttl`](Places::ttl), so the places of a process that dies are free again within that time.
 ///
-/// At most `n` are at work, except holders that could not renew for `lasting`, of which [`on_late`](Places::on_late) is
+/// At most `n` are at work, except holders that could not renew for `ttl`, of which [`on_late`](Places::on_late) is
 /// told, and after `FLUSHALL`, a `DEL` of the key, lost writes of a server or a step forward of its clock. A place whose
-/// reply was lost is free again when `lasting` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
+/// reply was lost is free again when `ttl` is over. There is no queue. With `n` of 1 it is no lock: nothing stops a holder that is late.
 ///
-/// Clones share connections. All who use a key must use the same `lasting`; `n` may change at any time.
+/// Clones share connections. All who use a key must use the same `ttl`; `n` may change at any time.
 #[derive(Clone)]
 #[must_use]
 pub struct Places {
-    lasting: Duration,
+    ttl: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
     queues: Arc<Queues>,
     asker: Asker,
 }
 
-/// Those who wait in this process, by the key, and by `n` and `lasting`.
+/// Those who wait in this process, by the key, and by `n` and `ttl`.
 type Queues = Mutex<HashMap<(Arc<[u8]>, Quota), Arc<Queue>>>;
 type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
 type OnLate = dyn Fn(&[u8]) + Send + Sync;
@@ -58,15 +60,15 @@ type OnLate = dyn Fn(&[u8]) + Send + Sync;
 impl fmt::Debug for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Places");
-        fields.field("lasting", &self.lasting).field("timeout", &self.timeout).finish_non_exhaustive()
+        fields.field("ttl", &self.ttl).field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }
 
 impl Places {
     /// Places that last for 30 seconds unless they are renewed. If none is free, [`hold`](Places::hold) does not wait.
     pub fn new(client: impl Into<Redis>) -> Places {
-        let (asker, lasting) = (Asker::new(client.into()), Duration::from_secs(30));
-        Places { lasting, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
+        let (asker, ttl) = (Asker::new(client.into()), Duration::from_secs(30));
+        Places { ttl, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
     }
 
     /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
@@ -74,10 +76,10 @@ impl Places {
     /// # Panics
     ///
     /// If it is not 100 ms to 3650 days.
-    pub fn lasting(self, lasting: Duration) -> Places {
-        let is_valid = lasting >= LEAST && Quota::new(0, lasting).check().is_ok();
+    pub fn ttl(self, ttl: Duration) -> Places {
+        let is_valid = ttl >= LEAST && Quota::new(0, ttl).check().is_ok();
         assert!(is_valid, "a place lasts from 100 ms to 3650 days");
-        Places { lasting, ..self }
+        Places { ttl, ..self }
     }
 
     /// How long to wait for a place. Of those who wait for a key by this and its clones, one tries at random times: within 50 ms
@@ -86,8 +88,8 @@ impl Places {
         Places { timeout, ..self }
     }
 
-    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once for a place, in a
-    /// task of its own.
+    /// Gets the key of a place that was not renewed in time, so that others may have it. It is called once for a place, at the
+    /// latest when the place ends.
     pub fn on_late(self, tell: impl Fn(&[u8]) + Send + Sync + 'static) -> Places {
         Places { on_late: Some(Arc::new(tell)), ..self }
     }
@@ -101,18 +103,21 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away.
-    ///
-    /// # Panics
-    ///
-    /// If there is no tokio runtime.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away, and
+    /// without a tokio runtime; a [`MemoryLimiter`](crate::MemoryLimiter) needs one only to wait and to renew places.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
         let (began, mut longest) = (Instant::now(), PAUSES.0);
-        let hold = self.try_to_hold(&share).await?;
-        if hold.is_some() || self.timeout.is_zero() {
-            return Ok(hold);
+        // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
+        let stands_behind =
+            !self.timeout.is_zero() && locked(&self.queues).contains_key(&Queue::name(&share));
+        if !stands_behind {
+            let hold = self.try_to_hold(&share).await?;
+            if hold.is_some() || self.timeout.is_zero() {
+                return Ok(hold);
+            }
         }
+        runtime()?;
         let waiter = Waiter::new(&self.queues, &share);
         let queue = &waiter.queue;
         let mut polls = queue.polls.try_acquire().ok();
@@ -148,82 +153,123 @@ impl Places {
     }
 
     async fn try_to_hold(&self, share: &Share) -> RedisResult<Option<Hold>> {
-        let mut place = Place::new(self.lasting.as_millis() as u64, self.now());
+        let mut place = Place::new(self.ttl.as_millis() as u64, self.now());
         let (held, answer) = self.asker.take(vec![share.clone()]).await;
-        if answer?.limited {
+        let answer = answer?;
+        if answer.limited {
             return Ok(None);
         }
-        place.happens(Event::Taken, self.now());
-        let ((end, ended), place) = (oneshot::channel(), Arc::new(Mutex::new(place)));
-        let keeper = tokio::spawn(self.clone().keep((share.clone(), place.clone(), held), ended));
-        Ok(Some(Hold { end, keeper, place, asker: self.asker.clone() }))
+        place.happens(taken(&answer), self.now());
+        let units = Mutex::new(Units { place, held: vec![held], sent: Vec::new() });
+        let (places, share, ended) = (self.clone(), share.clone(), Notify::new());
+        let kept = Arc::new(Kept { places, share, units, ended });
+        // Without timers a place in memory is not renewed.
+        let keeper = runtime().ok().map(|runtime| runtime.spawn(kept.clone().keep()));
+        Ok(Some(Hold { kept, keeper }))
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
-        let quotas = vec![Quota::new(n, self.lasting)];
+        let quotas = vec![Quota::new(n, self.ttl)];
         Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
     }
 
     fn now(&self) -> u64 {
         self.asker.now().as_millis() as u64
     }
+}
 
-    /// Renews a place until its [`Hold`] is dropped, then gives it back.
-    async fn keep(
-        self,
-        (share, place, held): (Share, Arc<Mutex<Place>>, Held),
-        mut ended: oneshot::Receiver<()>,
-    ) {
-        // The requests that have taken a unit for it, the oldest first.
-        let mut held = vec![held];
-        let (mut renewal, mut sent): (Renewal, _) = (Box::pin(pending()), Vec::new());
-        let state = || locked(&place).state();
-        while state() != State::Over {
-            let left = locked(&place).due().map(|due| due.saturating_sub(self.now()));
-            let event = tokio::select! {
-                biased;
-                (by, answer) = &mut renewal => {
-                    renewal = Box::pin(pending());
-                    let is_taken = answer.is_ok_and(|answer| !answer.limited);
-                    held.extend(is_taken.then_some(by));
-                    if is_taken { Event::Taken } else { Event::Failed }
-                }
-                _ = &mut ended, if state() != State::Ending => Event::End,
-                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => Event::Tick,
-            };
-            sent.clear();
-            // If a reply comes too late, that is told first.
-            let tick = (event != Event::End).then_some(Event::Tick);
-            let happens = |event| locked(&place).happens(event, self.now());
-            for say in tick.into_iter().chain([event]).flat_map(happens) {
+/// A place that is held, which a task renews.
+struct Kept {
+    places: Places,
+    share: Share,
+    units: Mutex<Units>,
+    /// Wakes the task when the block has ended.
+    ended: Notify,
+}
+
+struct Units {
+    place: Place,
+    /// The requests that have taken a unit for it, the oldest first.
+    held: Vec<Held>,
+    /// What goes back, on its way to Redis.
+    sent: Vec<JoinHandle<()>>,
+}
+
+impl Kept {
+    /// Tells the place of an event, and gives back what it says. Returns the request for another unit, if it is to be renewed.
+    fn happens(&self, event: Event, by: Option<Held>) -> Option<Renewal> {
+        let (mut is_late, mut renewal) = (false, None);
+        {
+            let Units { place, held, sent } = &mut *locked(&self.units);
+            held.extend(by);
+            for say in place.happens(event, self.places.now()) {
                 match say {
                     Say::Take => {
-                        let share = Share { rules: self.rules(MAX_LIMIT), ..share.clone() };
-                        renewal = Box::pin(self.asker.take(vec![share]));
+                        renewal = Some(Share { rules: self.places.rules(MAX_LIMIT), ..self.share.clone() });
                     }
                     Say::GiveBackOld => sent.extend(held.remove(0).give_back()),
                     Say::GiveBackNew => sent.extend(held.pop().and_then(|held| held.give_back())),
-                    Say::Late => {
-                        if let Some(tell) = self.on_late.clone() {
-                            let key = share.key.clone();
-                            // The place is kept though the hook may panic.
-                            tokio::spawn(async move { tell(&key) });
-                        }
-                    }
+                    Say::Late => is_late = true,
                 }
             }
+            // A unit that is neither held nor given back leaves by itself.
+            let left = usize::from(place.state() != State::Over);
+            held.drain(..held.len().saturating_sub(left)).for_each(|mut held| held.keep());
         }
-        // `release` returns when Redis has the place back.
+        if is_late && let Some(tell) = &self.places.on_late {
+            // The place goes on though the hook may panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| tell(&self.share.key)));
+        }
+        renewal.map(|share| -> Renewal { Box::pin(self.places.asker.take(vec![share])) })
+    }
+
+    fn place(&self) -> Place {
+        locked(&self.units).place.clone()
+    }
+
+    /// Renews the place until it is over and Redis has it back.
+    async fn keep(self: Arc<Self>) {
+        let mut renewal: Renewal = Box::pin(pending());
+        while self.place().state() != State::Over {
+            let left = self.place().due().map(|due| due.saturating_sub(self.places.now()));
+            let next = tokio::select! {
+                biased;
+                (by, answer) = &mut renewal => {
+                    renewal = Box::pin(pending());
+                    match answer {
+                        Ok(answer) if !answer.limited => self.happens(taken(&answer), Some(by)),
+                        _ => self.happens(Event::Failed, None),
+                    }
+                }
+                () = self.ended.notified() => None,
+                () = sleep(Duration::from_millis(left.unwrap_or_default())), if left.is_some() => {
+                    self.happens(Event::Tick, None)
+                }
+            };
+            renewal = next.unwrap_or(renewal);
+        }
+        let sent = mem::take(&mut locked(&self.units).sent);
         for task in sent {
             let _ = task.await;
         }
-        if let Some(queue) = locked(&self.queues).get(&Queue::name(&share))
+        self.freed();
+    }
+
+    /// Wakes one who waits.
+    fn freed(&self) {
+        if let Some(queue) = locked(&self.places.queues).get(&Queue::name(&self.share))
             && queue.given.fetch_add(1, Relaxed) % ONE_FOR_OTHERS != ONE_FOR_OTHERS - 1
             && queue.freed.available_permits() < Arc::strong_count(queue)
         {
             queue.freed.add_permits(1);
         }
     }
+}
+
+/// The event that a unit was taken.
+fn taken(answer: &Answer) -> Event {
+    let at = answer.at.unwrap_or(UNIX_EPOCH).duration_since(UNIX_EPOCH).unwrap_or_default();
+    Event::Taken { at: at.as_millis() as u64 }
 }
 
 /// What those who wait for a place of a key ask by. A permit that is dropped goes to the next of them.
@@ -270,25 +316,44 @@ impl Drop for Waiter<'_> {
 }
 
 /// A place that is held, until it is released or dropped.
-#[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
 pub struct Hold {
-    end: oneshot::Sender<()>,
-    keeper: JoinHandle<()>,
-    place: Arc<Mutex<Place>>,
-    asker: Asker,
+    kept: Arc<Kept>,
+    keeper: Option<JoinHandle<()>>,
 }
 
 impl Hold {
     /// Gives the place back, as dropping does, and waits until that is done.
-    pub async fn release(self) {
-        drop(self.end);
-        let _ = self.keeper.await;
+    pub async fn release(mut self) {
+        self.end();
+        if let Some(keeper) = &mut self.keeper {
+            let _ = keeper.await;
+        }
+    }
+
+    fn end(&self) {
+        self.kept.happens(Event::End, None);
+        self.kept.ended.notify_one();
     }
 
     /// Whether the place was ever not renewed in time: others may have it since.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        locked(&self.place).is_late(self.asker.now().as_millis() as u64)
+        self.kept.place().is_late(self.kept.places.now())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.end();
+        if self.keeper.is_none() {
+            self.kept.freed();
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("is_late", &self.is_late()).finish_non_exhaustive()
     }
 }

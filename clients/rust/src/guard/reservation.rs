@@ -71,17 +71,19 @@ impl Part {
         self.policies.iter().all(Policy::is_dry_run)
     }
 
-    /// Corrects what was taken by the policies that `used` names.
-    pub async fn settle(&self, used: &Costs, teller: &Teller) {
+    /// Corrects what was taken by the policies that `used` names. Its commands are sent by this call.
+    pub fn settle(&self, used: &Costs, teller: &Teller) -> impl Future<Output = ()> {
         let cost = |(place, policy): (usize, &Policy)| Some((place, used.of(policy.name())?.min(MAX_COST)));
         let costs: Vec<_> = self.policies.iter().enumerate().filter_map(cost).collect();
-        if costs.is_empty() || self.is_over.load(Ordering::Relaxed) {
-            return;
-        }
-        let settled = self.held.settle(costs).await;
-        teller.tell(settled.as_ref().err());
-        if settled.is_ok() {
-            *locked(&self.answer) = settled;
+        let is_to_settle = !costs.is_empty() && !self.is_over.load(Ordering::Relaxed);
+        let settled = is_to_settle.then(|| self.held.settle(costs));
+        async move {
+            let Some(settled) = settled else { return };
+            let settled = settled.await;
+            teller.tell(settled.as_ref().err());
+            if settled.is_ok() {
+                *locked(&self.answer) = settled;
+            }
         }
     }
 }

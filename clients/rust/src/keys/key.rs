@@ -25,10 +25,10 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Makes a lease of the units that a reply to `PARTIAL` granted.
-    pub fn new(reply: Verdict, now: Duration, lasting: Duration) -> Lease {
+    pub fn new(reply: Verdict, now: Duration, ttl: Duration) -> Lease {
         let (left, at) = (reply.taken.unwrap_or(0).max(0).unsigned_abs(), reply.at.unwrap_or(UNIX_EPOCH));
         let verdict = Verdict { limited: false, retry_after: None, ..reply };
-        Lease { left, granted: left, at, ends: now + lasting, verdict, replied: now }
+        Lease { left, granted: left, at, ends: now + ttl, verdict, replied: now }
     }
 
     /// Hands out units.
@@ -147,9 +147,9 @@ impl Key {
 
     /// The size of the next lease: the units that were asked for in a span as long as a lease lasts.
     pub fn size(&mut self, now: Duration) -> u64 {
-        let (lasting, gone) = (self.rules.lease(), now.saturating_sub(self.since));
-        if gone >= lasting {
-            let share = u128::from(self.asked) * lasting.as_nanos() / gone.as_nanos().max(1);
+        let (ttl, gone) = (self.rules.lease(), now.saturating_sub(self.since));
+        if gone >= ttl {
+            let share = u128::from(self.asked) * ttl.as_nanos() / gone.as_nanos().max(1);
             (self.since, self.before, self.asked) = (now, share as u64, 0);
         }
         self.asked.max(self.before).min(self.rules.units)

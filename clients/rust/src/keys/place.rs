@@ -3,11 +3,13 @@
 /// A place, from its first request to its end. It says what to ask for and what to give back.
 ///
 /// A renewal takes before it gives back, so the place is never free for others in between. Times are milliseconds of a clock
-/// that never runs back.
+/// that never runs back, except for the server's times of units.
 #[derive(Clone, Debug)]
 pub struct Place {
     for_ms: u64,
     state: State,
+    /// As of when the unit is counted that is held.
+    at: u64,
     /// When the newest request was sent.
     asked: u64,
     /// When it is to be renewed.
@@ -36,8 +38,8 @@ pub enum State {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// The newest request took a unit.
-    Taken,
+    /// The newest request took a unit, as of this time of the server.
+    Taken { at: u64 },
     /// The newest request was refused.
     Refused,
     /// The newest request failed. Its unit may be counted nevertheless, until the time of a place is over.
@@ -65,53 +67,55 @@ impl Place {
     /// A place that is asked for now, and lasts for `for_ms` if it is not renewed.
     #[must_use]
     pub fn new(for_ms: u64, now: u64) -> Place {
-        Place { for_ms, state: State::Asked, asked: now, due: 0, over_at: 0, is_late: false }
+        Place { for_ms, state: State::Asked, at: 0, asked: now, due: 0, over_at: 0, is_late: false }
     }
 
-    /// What to do after an event, in this order.
+    /// What to do after an event, in this order. Whether the place is late is decided first: also a block that has kept its
+    /// thread for longer than the place lasts, and ends before anything else happens, is told of.
     pub fn happens(&mut self, event: Event, now: u64) -> Vec<Say> {
         use Event::{End, Failed, Refused, Taken, Tick};
         use State::{Asked, Ending, Gone, Held, Over, Renewing};
+        let late = (!self.is_late && self.is_late(now)).then_some(Say::Late);
+        self.is_late |= late.is_some();
         let (state, says) = match (self.state, event) {
-            (Asked, Taken) => (self.hold(), vec![]),
+            (Asked, Taken { at }) => (self.hold(at), vec![]),
             (Asked, Refused | Failed) => (Over, vec![]),
             (Asked, End) => (Gone, vec![]),
-            (Gone, Taken | Refused | Failed) => (Over, vec![Say::GiveBackNew]),
-            (Held | Renewing, Tick) => self.tick(now),
+            (Gone, Taken { .. } | Refused | Failed) => (Over, vec![Say::GiveBackNew]),
+            (Held, Tick) if now >= self.due => {
+                self.asked = now;
+                (Renewing, vec![Say::Take])
+            }
             (Held, End) => (Over, vec![Say::GiveBackOld]),
-            (Renewing, Taken) => (self.hold(), vec![Say::GiveBackOld]),
+            (Renewing, Taken { at }) => {
+                let old = self.old(at);
+                (self.hold(at), old)
+            }
             (Renewing, Refused | Failed) => {
                 self.due = now + (self.for_ms / 12).max(1);
                 (Held, vec![])
             }
             (Renewing, End) => (Ending, vec![]),
-            (Ending, Taken) => (Over, vec![Say::GiveBackOld, Say::GiveBackNew]),
+            (Ending, Taken { at }) => (Over, [self.old(at), vec![Say::GiveBackNew]].concat()),
             (Ending, Refused | Failed) => (Over, vec![Say::GiveBackOld]),
             (state, _) => (state, vec![]),
         };
         self.state = state;
-        says
+        late.into_iter().chain(says).collect()
     }
 
     /// Holds the place by the newest request.
-    fn hold(&mut self) -> State {
+    fn hold(&mut self, at: u64) -> State {
+        self.at = at;
         self.due = self.asked + (self.for_ms / 3).max(1);
         self.over_at = self.asked + self.for_ms;
         State::Held
     }
 
-    fn tick(&mut self, now: u64) -> (State, Vec<Say>) {
-        let mut says = Vec::new();
-        if now >= self.over_at && !self.is_late {
-            self.is_late = true;
-            says.push(Say::Late);
-        }
-        if self.state == State::Held && now >= self.due {
-            self.asked = now;
-            says.push(Say::Take);
-            return (State::Renewing, says);
-        }
-        (self.state, says)
+    /// Gives back the unit that is held, since another was taken as of `at`. If that is earlier, the server's clock was set
+    /// back: the old unit leaves by itself, and giving back as of its time could take a place from others.
+    fn old(&self, at: u64) -> Vec<Say> {
+        if at < self.at { vec![] } else { vec![Say::GiveBackOld] }
     }
 
     /// When the next tick is due, if any is.

@@ -2,12 +2,17 @@
 
 use std::future::{Future, pending};
 use std::io;
+use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value,
+    make_extension_error,
+};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -24,6 +29,13 @@ use crate::locked;
 const LAPS: u32 = 20;
 
 pub(crate) const ENDED: &str = "the runtime that asked has ended";
+
+const MISUSED: &str = "MISUSED";
+pub(crate) const NO_RUNTIME: &str =
+    "Redis is asked on a runtime of tokio, and this is none: enter one, or use a MemoryLimiter";
+const NO_TIMERS: &str = "this runtime of tokio has no timers: build it with enable_all()";
+const PANICKED: &str =
+    "connecting has panicked, as on a runtime of tokio without I/O: build it with enable_all()";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -59,7 +71,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         if let Some(life) = life.as_ref().filter(|life| !is_over(&life.stage.borrow())) {
             return Ok(life.clone());
         }
-        let runtime = Handle::try_current().map_err(|_| io_error("there is no tokio runtime"))?;
+        let runtime = runtime()?;
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
         let new = Arc::new(Life { timeout: self.timeout, stage, line });
@@ -145,13 +157,13 @@ impl<T> Life<T> {
     }
 }
 
-/// Ends a connection when its runtime ends, and so drops the task that keeps it.
+/// Ends a connection when the task that keeps it is dropped: its runtime ends, or connecting has panicked.
 struct Keeper<T>(Weak<Life<T>>);
 
 impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
         if let Some(life) = self.0.upgrade() {
-            life.begin(Err(io_error(ENDED)));
+            life.begin(Err(if thread::panicking() { misused(PANICKED) } else { io_error(ENDED) }));
         }
     }
 }
@@ -249,6 +261,24 @@ async fn last_words(client: Client, config: &AsyncConnectionConfig) -> Option<Re
 
 fn given_up(error: &RedisError) -> RedisError {
     (ErrorKind::Io, "the connection is given up", error.to_string()).into()
+}
+
+/// The runtime that this is called on, if it has timers.
+pub(crate) fn runtime() -> RedisResult<Handle> {
+    let runtime = Handle::try_current().map_err(|_| misused(NO_RUNTIME))?;
+    // tokio tells by a panic alone that a runtime has no timers.
+    catch_unwind(|| drop(sleep(Duration::ZERO))).map_err(|_| misused(NO_TIMERS))?;
+    Ok(runtime)
+}
+
+/// The error for a mistake of the program. It does not mean that Redis is away.
+pub(crate) fn misused(why: &str) -> RedisError {
+    make_extension_error(MISUSED.to_owned(), Some(why.to_owned()))
+}
+
+#[cfg(feature = "web")]
+pub(crate) fn is_misused(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Extension && error.code() == Some(MISUSED)
 }
 
 pub(crate) fn io_error(why: &'static str) -> RedisError {

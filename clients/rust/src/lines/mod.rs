@@ -15,5 +15,7 @@ pub(crate) use cluster::Address;
 pub(crate) use errors::is_away;
 pub use errors::{ERRORS, Known, Means, known};
 pub use line::{Line, State};
-pub(crate) use link::{ENDED, io_error};
+#[cfg(feature = "web")]
+pub(crate) use link::is_misused;
+pub(crate) use link::{ENDED, NO_RUNTIME, io_error, misused, runtime};
 pub use server::Redis;

@@ -114,6 +114,14 @@ impl Redis {
         matches!(*self.servers, Servers::Cluster(_))
     }
 
+    /// Whether it is a limiter in this process, which answers when a future is polled first, without a runtime.
+    pub(crate) fn is_memory(&self) -> bool {
+        #[cfg(feature = "memory")]
+        return matches!(*self.servers, Servers::Memory(_));
+        #[cfg(not(feature = "memory"))]
+        return false;
+    }
+
     /// The clock of a limiter in this process.
     pub(crate) fn clock(&self) -> Clock {
         match &*self.servers {

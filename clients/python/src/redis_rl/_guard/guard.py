@@ -6,7 +6,7 @@ An adapter adds where a request keeps its :class:`Visit`, its network address, i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from time import monotonic
@@ -15,14 +15,15 @@ from typing import Any, Literal, TypeVar
 from .. import http
 from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
 from .._keys import Request, Share
-from .._lines.errors import is_away, said_by
+from .._lines.errors import is_away, said_by, text_of
+from .._lines.loop import running
 from ..http import Answer, Policy
 from ..memory import MemoryLimiter, check_clock
 from .address import network
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes
-from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_together, named, resolved
+from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_order, check_together, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Part, Taken, Visit, settle
 
@@ -149,6 +150,8 @@ class AsyncGuard:
         self._by_hand = lru_cache(maxsize=256)(lambda text: ByHand(self, text))
         # The limits that are a text, by the name of their route.
         self.routes: dict[str, Limit] = {}
+        # The applications, or their routes, that have been checked.
+        self._checked: dict[int, Any] = {}
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
@@ -184,6 +187,17 @@ class AsyncGuard:
             options = {"remember": self._remember, "timeout": self._timeout, "clock": self._clock}
             made = self._made.setdefault(blocks, where(self._client, self._nodes, **options))
         return made.here()
+
+    def check(self, place: Any, views: Callable[[], Iterable[Any]]) -> None:
+        """Raises an error if a route of ``place`` lacks its limit, or if no request can be decided where this runs.
+
+        Each place is looked at until it is right. ``views`` returns the handlers of all its routes.
+        """
+        if id(place) not in self._checked:
+            if not self._blocks():
+                running()
+            check_order(views())
+            self._checked[id(place)] = place
 
     def _blocks(self) -> bool:
         """Whether requests are decided in the calling thread, as a limiter in memory always does."""
@@ -222,15 +236,15 @@ class AsyncGuard:
     async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
-        A refusal refuses the request, whatever the handler answers. A text is named by the route if there is one.
+        A refusal refuses the request, whatever the handler answers. A text has the name of the route, and needs one.
         ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names.
         """
         state = self._state(request)
         if VISIT not in state:
             raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
-        if isinstance(policies, str):
-            policies = named(self.route(request, self._by_hand(policies)) or "requests", policies)
-        limit = self.all if policies is None else Limit(self, policies, is_route=False)
+        limit: Limit = self.all
+        if policies is not None:
+            limit = self._by_hand(policies) if isinstance(policies, str) else ByHand(self, policies)
         return await self.take_of([limit], request, cost, state[VISIT])
 
     async def take_of(
@@ -339,9 +353,9 @@ class AsyncGuard:
     async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
         """Has Redis decide, or this process while a node with one of the keys is away."""
         parts = await self._decided_by(self.asking, groups)
-        error = next((part.error for part in parts if part.error), None)
-        if error:
-            self._undecided(error)
+        failed = next((part for part in parts if part.error), None)
+        if failed and failed.error:
+            self._undecided(failed.error, failed.policies)
             if self._local:
                 for part in parts:
                     part.release()
@@ -363,14 +377,19 @@ class AsyncGuard:
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
         ]
 
-    def _undecided(self, error: Exception) -> None:
-        """Tells ``on_error`` or the log that Redis has not decided a request."""
+    def _undecided(self, error: Exception, policies: Sequence[Policy] = ()) -> None:
+        """Tells ``on_error`` or the log that Redis has not decided a request, and of which policies."""
         if self._on_error:
             self._on_error(error)
         elif not is_away(said_by(error)) and monotonic() >= self._next_warning:
             # That Redis is away was logged when it began, and Redis may be back by now.
             self._next_warning = monotonic() + 1
-            _log.warning("a request was not decided: %s", str(error) or repr(error))
+            why = str(error) or repr(error)
+            if text_of(error).startswith("NOPERM"):
+                # Of a key the log has what the application chose, and not whose it is.
+                keys = " ".join(f"~{self._prefix}{policy.name}:*" for policy in policies)
+                why += f": give the user these by ACL SETUSER, {keys}, or the guard a prefix= that the user has"
+            _log.warning("a request was not decided: %s", why)
 
     async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.

@@ -90,20 +90,22 @@ class _Hold:
         self._new = Request([self._share])
         return self._new
 
-    def _tick(self) -> tuple[bool, Request | None]:
-        """Returns whether to tell that the place is late, and the request to renew it with, if it is time."""
+    def _tick(self) -> Request | None:
+        """Returns the request to renew the place with, if it is time."""
         assert self._place
         says = self._place.tick(self._asking.now_ms())
         if "take" in says:
             self._new = Request([self._renewed])
-        return "late" in says, self._new if "take" in says else None
+        self._tell_if_late(says)
+        return self._new if "take" in says else None
 
     def _told(self, outcome: Outcome | BaseException) -> list[Request]:
         """Tells the place the outcome of the last request. Returns the requests whose units go back."""
         assert self._place
+        now_ms = self._asking.now_ms()
         if not isinstance(outcome, Outcome) or outcome.limited:
-            return self._back(self._place.failed(self._asking.now_ms()))
-        back = self._back(self._place.taken(self._asking.now_ms()))
+            return self._back(self._place.failed(now_ms))
+        back = self._back(self._place.taken(now_ms, outcome.at))
         self._old = self._new
         return back
 
@@ -111,8 +113,17 @@ class _Hold:
         return self._back(self._place.end(self._asking.now_ms())) if self and self._place else []
 
     def _back(self, says: list[Said]) -> list[Request]:
+        self._tell_if_late(says)
         of = {"give back old": self._old, "give back new": self._new}
         return [request for said in says if (request := of.get(said))]
+
+    def _tell_if_late(self, says: list[Said]) -> None:
+        if "late" in says and self._on_late:
+            self._call(self._on_late)
+
+    def _call(self, hook: Callable[[Key], object]) -> None:
+        """Calls what is told of a late place, when what goes back has gone."""
+        raise NotImplementedError
 
 
 def _pause_after(tries: int) -> float:
@@ -122,6 +133,9 @@ def _pause_after(tries: int) -> float:
 
 class Hold(_Hold):
     """A place in a ``with`` block of :meth:`RateLimiter.hold`, true if it is held."""
+
+    # The hook that is to be called.
+    _hook: Callable[[Key], object] | None = None
 
     def __enter__(self) -> Hold:
         self._begin_to_ask()
@@ -137,17 +151,16 @@ class Hold(_Hold):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self._end():
             self._asking.give_back(request)
+        self._tell()
 
     def renew(self) -> bool:
         """Renews the place if a third of its time is over. Returns False if somebody else may have had it."""
         if not self:
             return False
-        is_late, request = self._tick()
-        if request:
+        if request := self._tick():
             self._ask(request)
-        if is_late and self._on_late:
-            self._on_late(self.key)
-        return not is_late and not self.is_late
+        self._tell()
+        return not self.is_late
 
     def _ask(self, request: Request) -> Outcome | Exception:
         told: Outcome | Exception
@@ -160,6 +173,14 @@ class Hold(_Hold):
             self._asking.give_back(each)
         return told
 
+    def _call(self, hook: Callable[[Key], object]) -> None:
+        self._hook = hook
+
+    def _tell(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook:
+            hook(self.key)
+
 
 class AsyncHold(_Hold):
     """A place in an ``async with`` block of :meth:`AsyncRateLimiter.hold`, true if it is held. A timer renews it."""
@@ -171,6 +192,9 @@ class AsyncHold(_Hold):
         self._begin_to_ask()
         self._waiting = _waiting.here().setdefault((self._asks, *self._share[:2]), _Waiting())
         try:
+            if self._timeout_ms and self._waiting.is_waited:
+                # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
+                await self._waiting.pause(self._sleep(self._seconds_to_try()))
             for tries in count():
                 await self._try()
                 if self or (left := self._seconds_to_try()) <= 0:
@@ -219,11 +243,11 @@ class AsyncHold(_Hold):
         return inf if due is None else (due - self._asking.now_ms()) / 1000
 
     def tick(self, loop: Loop) -> None:
-        is_late, request = self._tick() if self else (False, None)
-        if is_late and self._on_late:
-            loop.call_soon(self._on_late, self.key)
-        if request:
+        if self and (request := self._tick()):
             self._renewal = spawn(loop, self._renew(request))
+
+    def _call(self, hook: Callable[[Key], object]) -> None:
+        asyncio.get_running_loop().call_soon(hook, self.key)
 
     async def _renew(self, request: Request) -> None:
         try:
@@ -248,6 +272,10 @@ class _Waiting:
         self._freed = 0
         # Their sleeps, the one that began first at the beginning.
         self._sleeps: OrderedDict[asyncio.Future[Any], None] = OrderedDict()
+
+    @property
+    def is_waited(self) -> bool:
+        return bool(self._sleeps)
 
     def polls(self, hold: AsyncHold) -> bool:
         """Whether this one polls: the first to wait, until it leaves."""

@@ -30,6 +30,7 @@ class InLoop(Asking):
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
+        self._is_telling = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -72,14 +73,20 @@ class InLoop(Asking):
 
     def give_back(self, request: Request) -> None:
         """Gives back what the request took, and what is still on its way to it."""
-        if self._is_elsewhere():
+        if self._is_telling or self._is_elsewhere():
+            # A finalizer may come while the keys are told something.
             self._loop.call_soon_threadsafe(self.give_back, request)
             return
         self._tell(self.keys.give_back, self.now_ms(), request)
 
     async def release(self, request: Request, timeout: float) -> None:
-        """Gives back, and waits for so many seconds at most until the server has it."""
-        await self._land(self._tell(self.keys.give_back, self.now_ms(), request), timeout)
+        """Gives back, and waits for so many seconds at most until the server has it.
+
+        It is written in this very turn: a server that shuts down may end the process before the next.
+        """
+        commands = self._tell(self.keys.give_back, self.now_ms(), request)
+        self.lines.write_now()
+        await self._land(commands, timeout)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a thread for code that is not asynchronous, of a request that this loop has decided."""
@@ -99,7 +106,11 @@ class InLoop(Asking):
 
     def _tell(self, event: Callable[..., Step], *arguments: Any) -> list[Command]:
         """Tells the keys what happens, gives the answers that follow, and sends and returns the commands."""
-        step = event(*arguments)
+        self._is_telling = True
+        try:
+            step = event(*arguments)
+        finally:
+            self._is_telling = False
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
             for waiter in waiters:

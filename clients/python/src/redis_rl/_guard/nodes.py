@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from copy import copy
+from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from .._keys import Keys, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
+from .turns import Turns
 
 _log = logging.getLogger("redis_rl")
 
@@ -39,7 +40,7 @@ class Nodes:
 
     def __init__(self, meanwhile: str) -> None:
         self._meanwhile = meanwhile
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._away: dict[Node, _Entry] = {}
 
     @property
@@ -48,36 +49,44 @@ class Nodes:
 
     def failed(self, error: Exception, node: Node, share: Share) -> None:
         """Notes that a node could not answer a request for this share."""
-        with self._lock:
-            if node in self._away:
-                return
-            # A copy has no traceback, which would keep the request alive.
-            self._away[node] = entry = _Entry(copy(error), share._replace(cost=0))
-            entry.away.failed(_now_ms())
-            is_first = len(self._away) == 1
-        if is_first:
-            said = said_by(error)
-            state = state_of(said)
-            # The server quotes the words of an unknown command, and with them a user's key, which stays out of the log.
-            reply = text_of(said).partition(", with args")[0]
-            why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
-            _log.warning("Redis is away: %s; %s", why, self._meanwhile)
+        self._turns.bring(partial(self._failed, error, node, share))
+
+    def _failed(self, error: Exception, node: Node, share: Share) -> None:
+        if node in self._away:
+            return
+        # A copy has no traceback, which would keep the request alive.
+        entry = _Entry(copy(error), share._replace(cost=0))
+        entry.away.failed(_now_ms())
+        self._away[node] = entry
+        if len(self._away) > 1:
+            return
+        said = said_by(error)
+        state = state_of(said)
+        # The server quotes the words of an unknown command, and with them a user's key, which stays out of the log.
+        reply = text_of(said).partition(", with args")[0]
+        why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
+        _log.warning("Redis is away: %s; %s", why, self._meanwhile)
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
-        """Returns those nodes with keys of these shares that are away."""
+        """Returns those nodes with keys of these shares that are away. While another thread asks, none is probed."""
+        of_node = {node_of(share.key): share for share in shares}
+        found = self._turns.now(self._ask, of_node, node_of)
+        if found is None:
+            away = [(node, share, self.error_of(node)) for node, share in of_node.items()]
+            found = [Found(node, error, share, False) for node, share, error in away if error]
+        return found
+
+    def _ask(self, nodes: Container[Node], node_of: Callable[[str | bytes], Node]) -> list[Found]:
         found: list[Found] = []
-        nodes = {node_of(share.key) for share in shares}
-        with self._lock:
-            before = self._away.copy()
-            for node, entry in before.items():
-                if node_of(entry.share.key) != node:
-                    # Another node of the cluster has taken over the slot.
-                    del self._away[node]
-                elif node in nodes:
-                    is_probed = entry.away.ask(_now_ms()) == "probe"
-                    found.append(Found(node, copy(entry.error), entry.share, is_probed))
-            is_back = bool(before) and not self._away
-        if is_back:
+        before = self._away.copy()
+        for node, entry in before.items():
+            if node_of(entry.share.key) != node:
+                # Another node of the cluster has taken over the slot.
+                del self._away[node]
+            elif node in nodes:
+                is_probed = entry.away.ask(_now_ms()) == "probe"
+                found.append(Found(node, copy(entry.error), entry.share, is_probed))
+        if before and not self._away:
             _log.warning("Redis decides again")
         return found
 
@@ -88,16 +97,19 @@ class Nodes:
 
     def probed(self, node: Node, answered: bool) -> float | None:
         """Notes whether a probe was answered in time. Returns the seconds until another is due, if one is."""
-        with self._lock:
-            entry = self._away.get(node)
-            if entry is None:
-                return None
-            if entry.away.probed(_now_ms(), answered) != "ends":
-                next_ms = entry.away.next_probe
-                return (next_ms - _now_ms()) / 1000 if answered and next_ms is not None else None
-            del self._away[node]
-            is_back = not self._away
-        if is_back:
+        told: list[float | None] = []
+        self._turns.bring(lambda: told.append(self._probed(node, answered)))
+        return told[0] if told else None
+
+    def _probed(self, node: Node, answered: bool) -> float | None:
+        entry = self._away.get(node)
+        if entry is None:
+            return None
+        if entry.away.probed(_now_ms(), answered) != "ends":
+            next_ms = entry.away.next_probe
+            return (next_ms - _now_ms()) / 1000 if answered and next_ms is not None else None
+        del self._away[node]
+        if not self._away:
             _log.warning("Redis decides again")
         return None
 

@@ -16,8 +16,8 @@ from ..http import Policy, RoutePolicy
 Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
 """The policies that limit one request."""
 Policies: TypeAlias = Policy | str | Sequence[Policy] | Callable[[Any], Chosen | Awaitable[Chosen]]
-"""One policy, several, or a function of the request that chooses. A text of quotas is a policy. It is named
-``requests``, or after its route: ``GET /search``."""
+"""One policy, several, or a function of the request that chooses. A text of quotas is a policy: the guard's own is
+named ``requests``, any other after its route, ``GET /search``."""
 Cost: TypeAlias = int | Mapping[str, int]
 """The units of a request, or those of each policy by its name."""
 KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
@@ -27,8 +27,8 @@ _View = TypeVar("_View")
 
 _log = logging.getLogger("redis_rl")
 
-# The attribute of a handler that has the limits of its route.
-LIMITS = "redis_rl_limits"
+# The attribute of a decorated handler that has the limits of its route, and that of the handler which was decorated.
+LIMITS, LIMITED = "redis_rl_limits", "redis_rl_limited"
 _MAX_ROWS = 64
 
 
@@ -36,17 +36,19 @@ class Limit:
     """Policies that limit requests: those of an application or of a route, there perhaps of one method."""
 
     method: str | None = None
+    # Whether a handler names it, for one request, and perhaps as well as the guard's own.
+    is_by_hand = False
 
     def __init__(self, guard: Any, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self.guard = guard
+        self.guard, self._is_route = guard, is_route
         self._function = policies if callable(policies) else None
         self.text = policies if is_route and isinstance(policies, str) else None
         # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
-        if is_route and self.fixed and guard.all.fixed:
+        if is_route and not self.is_by_hand and self.fixed and guard.all.fixed:
             check_together([*guard.all.fixed, *self.fixed])
         # For a text: the name of its route once that is known, or the mistake. The adapter caches routes in ``known``.
         self._route: str | None = None
@@ -69,7 +71,14 @@ class Limit:
         if self.fixed is not None:
             return self.fixed
         assert self._function
-        return _checked(await resolved(self._function(request)))
+        chosen = await resolved(self._function(request))
+        return (self.named_by(request, chosen),) if self._is_route and isinstance(chosen, str) else _checked(chosen)
+
+    def named_by(self, request: Any, text: str) -> Policy:
+        """Gives a text the name of the route that has this request. Else all such texts would count as one policy."""
+        if name := self.guard.route(request, self):
+            return named(name, text)
+        raise self.unnamed("the framework does not tell the route", text)
 
     def stands_on(self, name: str | None) -> None:
         """Gives a text the name of its route. A text without one name raises an error, now and from then on."""
@@ -83,13 +92,18 @@ class Limit:
             raise self.unnamed(f"there is another on {name}")
         self._route, self.fixed = name, (named(name, self.text),)
 
-    def unnamed(self, cause: str) -> ValueError:
-        self._mistake = f'{cause}: give the limit a name, Policy("search", "{self.text}")'
+    def unnamed(self, cause: str, text: str | None = None) -> ValueError:
+        self._mistake = f'{cause}: give the limit a name, Policy("search", "{text or self.text or "20/m"}")'
         return ValueError(self._mistake)
 
 
 class ByHand(Limit):
-    """A text that a handler passes to the guard."""
+    """Policies that a handler passes to the guard. A text may have several routes."""
+
+    is_by_hand = True
+
+    async def of(self, request: Any) -> tuple[Policy, ...]:
+        return (self.named_by(request, self.text),) if self.text else await super().of(request)
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
@@ -145,11 +159,34 @@ async def resolved(value: Any) -> Any:
 
 
 def with_limit(view: _View, limit: Limit) -> _View:
-    """Marks a view, so that the guard in front of the application takes its limit too, in the same step."""
+    """Marks a wrapped view, so that the guard in front of the application takes its limit too, in the same step."""
     view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
+    marks = getattr(view.__wrapped__, "__dict__", None)  # type: ignore[attr-defined]
+    if isinstance(marks, dict):
+        marks[LIMITED] = view
     return view
 
 
 def limits_of(view: Any) -> list[Limit]:
     limits: list[Limit] = getattr(view, LIMITS, [])
     return limits
+
+
+def check_order(views: Iterable[Any]) -> None:
+    """Raises an error for a handler that a route has without its limit, which then limits nothing.
+
+    That is so where the limit stands above the decorator of the route. ``views`` are the handlers of all routes.
+    """
+    views = list(views)
+    inside: set[int] = set()
+    for view in views:
+        while view is not None and id(view) not in inside:
+            inside.add(id(view))
+            view = getattr(view, "__wrapped__", None)
+    for view in views:
+        limited = getattr(view, LIMITED, None)
+        if limited is not None and limited.__wrapped__ == view and id(limited) not in inside:
+            name = getattr(view, "__qualname__", repr(view))
+            raise TypeError(
+                f"the route of {name} is made without its limit: write @guard.limit(...) below the route's decorator"
+            )

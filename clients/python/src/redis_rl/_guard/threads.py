@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
-from .._commands.wire import Clock, Key, Verdict, sendable
-from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
+from .._commands.wire import Clock, Decision, Key, Verdict, sendable
+from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
 from ..memory import MemoryLimiter
 from .nodes import Asking, Nodes
+from .turns import Turns
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
 # No command takes as long. A thread that has waited so long for another thread's reply concludes that it was killed.
 _LOST_SECONDS = 60.0
+# A thread that waits looks so often for work that an interrupted one has left.
+_LOOK_SECONDS = 1.0
 
 
 class _AbandonedError(Exception):
@@ -32,21 +38,24 @@ class _AbandonedError(Exception):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("answers", "asleep", "commands", "is_probe", "requests", "sent")
+    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "is_probe", "requests", "sent", "told")
 
-    def __init__(self, requests: Sequence[Request] = (), *, is_probe: bool = False) -> None:
-        self.requests, self.is_probe = requests, is_probe
+    def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False, is_probe: bool = False) -> None:
+        """A call is alone if its requests have no lease or memory to share with others."""
+        self.requests, self.is_alone, self.is_probe = requests, is_alone, is_probe
+        self.is_over = False
         self.answers: dict[Request, Outcome | Exception] = {}
-        # The commands that this thread is to send, and those that it has sent and whose replies it has not read.
-        self.commands: list[Command] = []
+        # The commands that this thread is to send, and those that it has sent last.
+        self.commands: deque[Command] = deque()
         self.sent: list[Command] = []
-        # Held while the thread sleeps. An interruption anywhere leaves a condition in no order.
-        self.asleep: Any = None
+        # Released to wake the thread, which sleeps by acquiring it.
+        self.told: Any = None
 
     def wake(self) -> None:
-        if self.asleep is not None:
-            asleep, self.asleep = self.asleep, None
-            asleep.release()
+        if self.told is not None:
+            # A second release is an error, and the thread is awake then.
+            with suppress(RuntimeError):
+                self.told.release()
 
 
 class _HereLines:
@@ -80,6 +89,10 @@ class InProcess(Asking):
 
     It has no thread, timer or event loop of its own. So a lease that is over goes back with the next request, by
     :meth:`close`, or when the process ends.
+
+    A finalizer or a signal handler may call it in the middle of anything. Who gives back, settles or closes waits for
+    no other thread. Who takes may wait for another's reply, except in the middle of an own request: that would wait for
+    itself, so it shares nothing then.
     """
 
     def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
@@ -87,21 +100,30 @@ class InProcess(Asking):
         is_here = isinstance(client, MemoryLimiter)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
-        # Made here and not when the module is imported, so that they are gevent's if gevent has patched threading.
-        self._lock = threading.Lock()
-        self._calls: set[_Call] = set()
-        # Notified when a call ends, for a thread that closes.
-        self._ended = threading.Condition(self._lock)
+        self._remembers = remember > 0
+        # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
+        self._alone = Keys(0, slot_of=self.lines.slot_of)
+        self._alone.close()
+        self._turns = Turns()
+        # The calls under way that share something, by their thread. None outlives its frame here.
+        self._calls: WeakValueDictionary[int, _Call] = WeakValueDictionary()
+        # Commands for whose reply no thread waits. Whoever sends something sends them too.
+        self._outbox: deque[Command] = deque()
 
     def take(self, key: Key, rules: Rules, cost: int) -> Verdict:
         """Takes units of one key, from its lease if that has enough."""
-        key, now_ms = sendable(key), self.now_ms()
-        with self._lock:
-            # Asking gives back the leases that are over before it decides.
-            verdict = None if self.keys.is_due(now_ms) else self.keys.known(now_ms, key, rules, cost)
+        key, verdict = sendable(key), None
+        if rules.units or self._remembers:
+            verdict = self._turns.now(self._known, self.now_ms(), key, rules, cost)
+            if self._outbox:
+                self._carry_out(_Call())
         if verdict is None:
             verdict = verdict_of(self.ask([Request([Share(key, rules, cost)])])[0], cost)
         return verdict
+
+    def _known(self, now_ms: int, key: Key, rules: Rules, cost: int) -> Verdict | None:
+        # Asking gives back the leases that are over before it decides.
+        return None if self.keys.is_due(now_ms) else self.keys.known(now_ms, key, rules, cost)
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         return self.ask(requests)
@@ -114,81 +136,168 @@ class InProcess(Asking):
             if error := next((found.error for found in away if not found.is_probed), None):
                 return [error] * len(requests)
             is_probe = bool(away)
-        call = _Call(requests, is_probe=is_probe)
-        self._run(call, self.keys.take)
+        is_shared = self._remembers or any(share.rules.units for each in requests for share in each.shares)
+        me = threading.get_ident()
+        call = _Call(requests, is_alone=not is_shared or self._turns.is_mine or me in self._calls, is_probe=is_probe)
+        if not call.is_alone:
+            self._calls[me] = call
+        try:
+            for request in requests:
+                self._tell(call, self._take, call, request)
+            self._answered(call)
+        except BaseException:
+            self._abandon(call)
+            raise
+        finally:
+            if not call.is_alone:
+                self._calls.pop(me, None)
+            for request in requests:
+                # Else the request and the call would keep each other.
+                request.waiter = None
         return [call.answers[request] for request in requests]
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
-        """Corrects what is counted of shares, by their index, to what was used."""
-        call = _Call([request])
-        self._run(call, self.keys.settle, used)
-        return call.answers[request]
+        """Corrects what is counted of shares, by their index, to what was used.
+
+        If another thread has the turn, that one sends what is to be sent, and this one is told what is known by now.
+        """
+        call = request.waiter = _Call([request])
+        try:
+            self._tell(call, self.keys.settle, self.now_ms(), request, used)
+            self._carry_out(call)
+        except BaseException:
+            self._abandon(call)
+            raise
+        finally:
+            request.waiter, call.is_over = None, True
+            self._leave_to_others(call)
+        return call.answers.get(request) or request.answer()
 
     def give_back(self, request: Request) -> None:
         call = _Call()
-        self._step(call, self.keys.give_back, self.now_ms(), request)
+        self._tell(call, self.keys.give_back, self.now_ms(), request)
         self._carry_out(call)
 
     async def release(self, request: Request, timeout: float) -> None:
         """Gives back, and waits for the reply, as :meth:`give_back` does here."""
         self.give_back(request)
 
-    def _run(self, call: _Call, event: Callable[..., Step], *more: Any) -> None:
-        now_ms = self.now_ms()
-        self._calls.add(call)
-        try:
-            if self.keys.is_due(now_ms):
-                self._step(call, self.keys.tick, now_ms)
-            todo = call.requests
-            while todo:
-                for request in todo:
-                    request.waiter = call
-                    self._step(call, event, now_ms, request, *more)
-                self._carry_out_and_wait(call)
-                todo = [each for each in todo if isinstance(call.answers[each], _AbandonedError)]
-                for request in todo:
-                    # The request waited for a thread that was interrupted: it gives back what it has, and asks again.
-                    self._step(call, self.keys.give_back, now_ms, request)
-                    request.begin()
-                    del call.answers[request]
-        except BaseException:
-            self._abandon(call)
-            raise
-        finally:
-            self._calls.discard(call)
-            for request in call.requests:
-                request.waiter = None
-            with self._lock:
-                self._ended.notify_all()
+    def close(self, timeout: float) -> None:
+        """Gives back all leases, with so many seconds for the reply. From then on nothing is leased.
 
-    def _carry_out_and_wait(self, call: _Call) -> None:
+        What another thread has asked for by then, that thread gives back.
+        """
+        call = _Call()
+        self._tell(call, self.keys.close)
+        self._carry_out(call, timeout)
+        self.lines.close()
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether there may be something to give back."""
+        return self.keys.next_tick_ms is not None or bool(self._outbox)
+
+    def _tell(self, call: _Call, event: Callable[..., Step], *arguments: Any) -> None:
+        """Tells the keys what happens, in this thread or in the one that has the turn."""
+        if call.is_alone:
+            self._step(event(*arguments))
+        else:
+            self._turns.bring(partial(self._turn, event, *arguments))
+
+    def _turn(self, event: Callable[..., Step], *arguments: Any) -> None:
+        try:
+            self._step(event(*arguments))
+        except BaseException:
+            self._forget()
+            raise
+
+    def _step(self, step: Step) -> None:
+        """Gives answers and commands to the threads that wait for them."""
+        for command in step.commands:
+            waiter = command.request.waiter if command.request else None
+            if waiter is None:
+                self._outbox.append(command)
+                continue
+            waiter.commands.append(command)
+            waiter.wake()
+            if waiter.is_over:
+                self._leave_to_others(waiter)
+        for request, answer in step.answers:
+            if waiter := request.waiter:
+                waiter.answers[request] = answer
+                waiter.wake()
+
+    def _leave_to_others(self, call: _Call) -> None:
+        """Nobody waits for the replies to what a call has not sent. It may be over while it is given commands."""
+        with suppress(IndexError):
+            while call.commands:
+                self._outbox.append(call.commands.popleft())
+
+    def _take(self, call: _Call, request: Request) -> Step:
+        request.waiter = call
+        if call.is_alone:
+            return self._alone.take(0, request)
+        if call.is_over:
+            return Step([], [])
+        now_ms = self.now_ms()
+        over, took = self.keys.tick(now_ms), self.keys.take(now_ms, request)
+        return Step([*over.commands, *took.commands], took.answers)
+
+    def _take_again(self, call: _Call, request: Request) -> Step:
+        """The request waited for a thread that was interrupted: it gives back what it has, and asks again."""
+        back = self.keys.give_back(self.now_ms(), request)
+        request.begin()
+        took = self._take(call, request)
+        return Step([*back.commands, *took.commands], took.answers)
+
+    def _answered(self, call: _Call) -> None:
         """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
+        lost = monotonic() + _LOST_SECONDS
         while True:
             self._carry_out(call)
-            with self._lock:
-                if call.commands:
-                    continue
-                if len(call.answers) == len(call.requests):
+            if len(call.answers) == len(call.requests):
+                again = [request for request, answer in call.answers.items() if isinstance(answer, _AbandonedError)]
+                if not again:
                     return
-                asleep = call.asleep = threading.Lock()
-                asleep.acquire()
-            if not asleep.acquire(timeout=_LOST_SECONDS):
-                with self._lock:
-                    self._forget()
+                for request in again:
+                    # It is not asked for now, should others forget again.
+                    request.waiter = None
+                    del call.answers[request]
+                    self._tell(call, self._take_again, call, request)
+            elif call.told is None:
+                told = threading.Lock()
+                told.acquire()
+                # From now on it is woken. What has come before is looked for once more.
+                call.told = told
+            elif not call.commands and not call.told.acquire(timeout=min(_LOOK_SECONDS, _LOST_SECONDS)):
+                self._turns.catch_up()
+                if monotonic() > lost:
+                    lost = monotonic() + _LOST_SECONDS
+                    self._turns.bring(self._forget)
 
     def _carry_out(self, call: _Call, timeout: float | None = None) -> None:
-        """Sends the commands of a call, and those that follow from their replies."""
-        while call.commands:
-            with self._lock:
-                call.sent, call.commands = call.commands, []
-            replies = self._exchange(call, call.sent, timeout)
+        """Sends the commands of a call, those that nobody waits for, and those that follow from their replies."""
+        while call.commands or self._outbox:
+            sent = call.sent = []
+            # What goes back first, since it is part of what is asked for then.
+            if self._outbox:
+                with suppress(IndexError):
+                    while True:
+                        sent.append(self._outbox.popleft())
+            while call.commands:
+                sent.append(call.commands[0])
+                call.commands.popleft()
+            replies = self._exchange(call, sent, timeout) if sent else []
             now_ms = self.now_ms_after()
-            for reply in replies:
-                command = call.sent[0]
+            for command, reply in zip(sent, replies, strict=True):
                 if command.awaits_reply:
-                    self._step(call, self.keys.reply, now_ms, command, command.read(reply))
-                # Not before: after an interruption, whoever waits for this reply would wait in vain.
-                del call.sent[0]
+                    self._reply(call, now_ms, command, command.read(reply))
+
+    def _reply(self, call: _Call, now_ms: int, command: Command, reply: Decision | Exception) -> None:
+        if call.is_alone and command.request and command.request.waiter is call:
+            self._step(self._alone.reply(now_ms, command, reply))
+        else:
+            self._turns.bring(partial(self._turn, self.keys.reply, now_ms, command, reply))
 
     def _exchange(self, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """Returns for each command the reply or the error. A node that is away is asked only by probes."""
@@ -213,54 +322,27 @@ class InProcess(Asking):
                 self._nodes.probed(node, not any(map(is_away, of_node)))
         return replies
 
-    def _step(self, call: _Call, event: Callable[..., Step], *arguments: Any) -> None:
-        """Tells the keys what happens, and gives answers and commands to the threads that wait for them."""
-        with self._lock:
-            try:
-                step = event(*arguments)
-                for command in step.commands:
-                    sends = (command.request and command.request.waiter) or call
-                    sends.commands.append(command)
-                    sends.wake()
-                for request, answer in step.answers:
-                    if waiter := request.waiter:
-                        waiter.answers[request] = answer
-                        waiter.wake()
-            except BaseException:
-                self._forget()
-                raise
-
     def _forget(self) -> None:
-        """Drops all keys after an interruption halfway. Leases are lost, and threads that wait ask again."""
-        self.keys.forget()
-        for call in self._calls:
-            for request in call.requests:
-                call.answers.setdefault(request, _AbandonedError())
-            call.wake()
+        """Drops all keys after an interruption halfway. Leases go back, and threads that wait ask again."""
+        self._step(self.keys.forget())
+        for found in self._calls.valuerefs():
+            call = found()
+            for request in call.requests if call else ():
+                # Without a waiter it has not been asked for yet.
+                if call and request.waiter is call:
+                    call.answers.setdefault(request, _AbandonedError())
+                    call.wake()
 
     def _abandon(self, call: _Call) -> None:
         """Gives back the units of an interrupted thread, and makes those ask again that wait for its replies."""
-        now_ms = self.now_ms()
-        unanswered = [command for command in (*call.sent, *call.commands) if command.awaits_reply]
-        call.commands, call.sent = [], []
+        call.is_over, now_ms = True, self.now_ms()
         for request in call.requests:
-            self._step(call, self.keys.give_back, now_ms, request)
-        for command in unanswered:
-            self._step(call, self.keys.reply, now_ms, command, _AbandonedError())
+            self._turns.bring(partial(self._turn, self.keys.give_back, now_ms, request))
+        for command in (*call.sent, *call.commands):
+            if command.awaits_reply:
+                self._turns.bring(partial(self._turn, self.keys.reply, now_ms, command, _AbandonedError()))
+        call.commands.clear()
         self._carry_out(call)
-
-    def close(self, timeout: float) -> None:
-        """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
-        under_way, until = self._calls.copy(), monotonic() + timeout
-        call = _Call()
-        self._step(call, self.keys.close)
-        self._carry_out(call, timeout)
-        with self._lock:
-            # Not for calls that are over: an interruption may have left one among them.
-            self._ended.wait_for(
-                lambda: not any(each.sent or each.commands for each in under_way), max(0, until - monotonic())
-            )
-        self.lines.close()
 
 
 class InThreads:
@@ -279,6 +361,7 @@ class InThreads:
             made = self._make()
             if self._is_closed:
                 made.keys.close()
+            _close_all_with_multiprocessing()
             # If two threads come here at once, both keep the same one: the leases of another would never go back.
             self._made.setdefault(pid, made)
             for parent in [each for each in list(self._made) if each != pid]:
@@ -296,9 +379,9 @@ class InThreads:
 
     @property
     def has_leases(self) -> bool:
-        """Whether this process may have leases."""
+        """Whether this process may have something to give back."""
         here = self._made.get(os.getpid())
-        return here is not None and here.keys.next_tick_ms is not None
+        return here is not None and here.has_leases
 
 
 def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
@@ -315,6 +398,12 @@ def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, 
 
 
 _all: WeakSet[InThreads] = WeakSet()
+
+
+def _close_all_with_multiprocessing() -> None:
+    """A process that multiprocessing has begun ends by ``os._exit``, which only its own finalizers precede."""
+    if util := sys.modules.get("multiprocessing.util"):
+        util.Finalize(None, _close_all, exitpriority=0)
 
 
 @atexit.register

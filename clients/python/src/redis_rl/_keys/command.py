@@ -14,7 +14,7 @@ from .shares import Outcome, Share
 
 
 class Command:
-    __slots__ = ("at", "force", "indices", "key", "request", "shares", "size")
+    __slots__ = ("at", "force", "indices", "is_over", "key", "request", "shares", "size")
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class Command:
         """
         self.shares, self.request, self.indices = shares, request, indices
         self.key, self.size, self.at, self.force = key, size, at, force
+        # Whether its reply was told.
+        self.is_over = False
 
     @property
     def awaits_reply(self) -> bool:

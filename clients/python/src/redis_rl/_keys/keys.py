@@ -109,10 +109,16 @@ class Keys:
         step.commands.append(command)
 
     def reply(self, now_ms: int, command: Command, reply: Decision | Exception) -> Step:
-        """Takes the reply to a command that awaits one, or the error with which the command has failed."""
+        """Takes the reply to a command that awaits one, or the error with which the command has failed.
+
+        A second reply does nothing: whoever was interrupted may not know whether it has told the first.
+        """
         step = Step([], [])
         request, key = command.request, command.key
         assert request
+        if command.is_over:
+            return step
+        command.is_over = True
         if command.settles:
             self._note_settled(now_ms, request, command, reply, step)
             return step
@@ -240,8 +246,9 @@ class Keys:
             counted, lease, key = request.counted[index], request.leases[index], self._keys.get(share[:2])
             units = sum(counted.values())
             if lease and key and key.lease is lease and now_ms < lease.ends_ms and lease.left + units <= lease.granted:
-                lease.left += units
+                # In this order: after an interruption between them, units are lost and none goes back twice.
                 counted.clear()
+                lease.left += units
             while counted:
                 at, units = counted.popitem()
                 by_time.setdefault((self._slot(share.key), at), []).append(share._replace(cost=-units))
@@ -360,7 +367,8 @@ class Keys:
     @property
     def next_tick_ms(self) -> int | None:
         """When the next tick is due, or None."""
-        return self._ends[0][0] if self._ends else None
+        first = self._ends[:1]
+        return first[0][0] if first else None
 
     def close(self) -> Step:
         """Gives back all leases. From now on nothing is leased."""
@@ -371,10 +379,13 @@ class Keys:
         self._ends.clear()
         return step
 
-    def forget(self) -> None:
-        """Forgets all keys after an interruption that may have left them in no order. Leases are lost."""
-        self._keys.clear()
-        self._ends.clear()
+    def forget(self) -> Step:
+        """Forgets all keys after an interruption that may have left them in no order, and gives back their leases."""
+        keys, self._keys, self._ends = self._keys, OrderedDict(), []
+        step = Step([], [])
+        for key in keys.values():
+            self._end_lease(key, step)
+        return step
 
     def _slot(self, key: Name) -> int:
         return self._slot_of(key) if self._slot_of else 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context
+from types import coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakValueDictionary, finalize
 
@@ -32,9 +33,29 @@ def always() -> bool:
     return True
 
 
+class _Task(asyncio.Task[Any]):
+    """A task that the program does not know of, and so cannot end before it closes its loop."""
+
+    def __del__(self) -> None:
+        """Leaves out that it was still pending, which nobody could mend, if the loop is closed."""
+        if not self.get_loop().is_closed():
+            super().__del__()
+
+
 def spawn(loop: Loop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Makes a task without the context variables of the request, which may be over long before the task is."""
-    return Context().run(loop.create_task, work)
+    return Context().run(_Task, work, loop=loop)
+
+
+def running() -> Loop:
+    """Returns the event loop of this code, or raises an error that tells what to do without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "this code does not run on asyncio, on which Redis is asked: start the server on asyncio instead of trio, "
+            "as in hypercorn --worker-class asyncio, or limit by MemoryLimiter() in place of the client"
+        ) from None
 
 
 class EachLoop(Generic[_Made]):
@@ -45,7 +66,7 @@ class EachLoop(Generic[_Made]):
         self._of: dict[Loop, _Made] = {}
 
     def here(self) -> _Made:
-        loop = asyncio.get_running_loop()
+        loop = running()
         if loop not in self._of:
             for other in [other for other in list(self._of) if other.is_closed()]:
                 self._of.pop(other, None)
@@ -121,6 +142,11 @@ class LoopLines(Router):
         else:
             self.renew()
             self.loop.call_soon(done, self.uncovered())
+
+    def write_now(self) -> None:
+        """Writes what is queued, as far as connections are up, before anything else of this turn may end the loop."""
+        for connection in list(self._connections.values()):
+            connection.write_now()
 
     def to(self, node: Node) -> _Connection:
         """Returns the connection to a node, a new one if the last has ended."""
@@ -212,6 +238,7 @@ class _Connection:
         self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._written: asyncio.Task[None] | None = None
         # A connection is made by a pool, which knows its options, and never returns to it.
         self._pool = own_pool(lines.library, lines.client, node)
         self._own = self._pool.make_connection()
@@ -232,6 +259,28 @@ class _Connection:
         if self._waking:
             self._waking.set_result(None)
             self._waking = None
+
+    def write_now(self) -> None:
+        """Writes what is queued in this turn, in place of the task that writes in the next."""
+        if not self._queue or not self._writer or self.is_over or not self._own.is_connected:
+            return
+        if commands := self._wanted():
+            writing = self._own.send_packed_command(self._own.pack_commands(commands), check_health=False)
+            try:
+                waits_for = writing.send(None)
+            except StopIteration:
+                return
+            except Exception as error:
+                self.end(error)
+                return
+            # It is written, and waits for room in the system's buffer.
+            self._written = spawn(self._lines.loop, self._finish(_resumed(writing, waits_for)))
+
+    async def _finish(self, writing: Awaitable[None]) -> None:
+        try:
+            await writing
+        except Exception as error:
+            self.end(error)
 
     def _in_time(self, done: Done) -> Done:
         """Turns the answer to a probe into an error if it comes after one timeout, also while connecting."""
@@ -282,8 +331,8 @@ class _Connection:
             self.end(error)
             with suppress(Exception):
                 await self._own.disconnect(nowait=True)
-            for sentinel in sentinels_of(self._pool):
-                await _close(sentinel)
+                for sentinel in sentinels_of(self._pool):
+                    await sentinel.disconnect()
 
     async def _write(self) -> None:
         loop, own, due = self._lines.loop, self._own, self._due
@@ -339,6 +388,19 @@ class _Connection:
             self._lines.renew(self._node)
         for told in [done for _, done in due] + [done for _, done, _ in queue]:
             told(error or ClosedError("closed"))
+
+
+@coroutine
+def _resumed(begun: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, None, None]:
+    """Goes on with a coroutine that has begun outside of a task."""
+    with suppress(StopIteration):
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:
+                waits_for = begun.throw(error)
+            else:
+                waits_for = begun.send(None)
 
 
 def _close_in_loop(lines: LoopLines) -> None:

@@ -162,31 +162,39 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
 
 
 def sentinels_of(pool: Any) -> list[Any]:
-    """Returns the clients by which a pool asks Sentinels. Their connections are not closed with the pool."""
-    return list(pool.sentinel_manager.sentinels) if hasattr(pool, "sentinel_manager") else []
+    """Returns the pools by which a pool asks Sentinels. Their connections are not closed with it."""
+    manager = getattr(pool, "sentinel_manager", None)
+    return [each.connection_pool for each in manager.sentinels] if manager else []
 
 
 def _is_ssl(given: dict[str, Any]) -> bool:
-    kind = given.get("connection_class")
-    return bool(given.get("ssl")) or (kind is not None and "SSL" in kind.__name__)
+    return bool(given.get("ssl")) or _has_ssl(given.get("connection_class", object))
+
+
+def _has_ssl(kind: type) -> bool:
+    return any(each.__name__ == "SSLConnection" for each in kind.__mro__)
 
 
 def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
-    manager = pool.sentinel_manager
+    manager, sentinel = pool.sentinel_manager, library.sentinel
     options = {name: value for name, value in options.items() if name not in ("host", "port")}
-    sentinels = [each.connection_pool.connection_kwargs for each in manager.sentinels]
-    own = library.sentinel.Sentinel(
-        [(each["host"], each["port"]) for each in sentinels],
-        min_other_sentinels=manager.min_other_sentinels,
-        sentinel_kwargs=library.options(
-            [library.client], {**sentinels[0], "host": None, "port": None}, TOPOLOGY_SECONDS
-        ),
-    )
-    is_ssl = "SSL" in pool.connection_class.__name__
-    kind = library.sentinel.SentinelManagedSSLConnection if is_ssl else library.sentinel.SentinelManagedConnection
-    return library.sentinel.SentinelConnectionPool(
+    own = sentinel.Sentinel([], min_other_sentinels=manager.min_other_sentinels)
+    own.sentinels = [_own_sentinel(library, each) for each in manager.sentinels]
+    kind = sentinel.SentinelManagedConnection
+    if _has_ssl(pool.connection_class):
+        kind = sentinel.SentinelManagedSSLConnection
+    return sentinel.SentinelConnectionPool(
         pool.service_name, own, is_master=pool.is_master, connection_class=kind, **options
     )
+
+
+def _own_sentinel(library: Library, client: Any) -> Any:
+    """Makes a client for one Sentinel, with its own user and TLS."""
+    given = client.get_connection_kwargs()
+    address = given.get("path") or f"{given['host']}:{given['port']}"
+    # The library's errors write out each Sentinel that has not answered, and the log has room for its address.
+    kind = type("Sentinel", (library.client,), {"__repr__": lambda _: address})
+    return kind(connection_pool=own_pool(library, client, timeout=TOPOLOGY_SECONDS))
 
 
 def own_cluster_client(library: Library, client: Any, *, without: Node = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
@@ -32,7 +33,9 @@ class ThreadLines(Router):
         errors = self.library.errors
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
-        self._learning = threading.Lock()
+        self._holders: set[int] = set()
+        # Of the thread that is at it, which may come again in a finalizer.
+        self._learning = threading.RLock()
 
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
@@ -70,7 +73,7 @@ class ThreadLines(Router):
     def _of(self, node: Node) -> _Connections:
         connections = self._nodes.get(node)
         if connections is None:
-            made = _Connections(self.library, self.client, node, self._timeout)
+            made = _Connections(self.library, self.client, node, self._timeout, self._holders)
             connections = self._nodes.setdefault(node, made)
         return connections
 
@@ -102,45 +105,65 @@ class ThreadLines(Router):
             self._cluster.close()
 
 
-class _Connections:
-    """The connections to one server, or to one node of a cluster."""
+class _Lent:
+    """A connection in use."""
 
-    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None) -> None:
-        self._library, self._timeout = library, timeout
+    __slots__ = ("connection", "is_counted", "thread")
+
+    def __init__(self, thread: int | None) -> None:
+        # The thread, if it had none before.
+        self.thread = thread
+        self.connection: Any = None
+        # Whether it is one of those whose number is bounded.
+        self.is_counted = False
+
+
+class _Connections:
+    """The connections to one server, or to one node of a cluster.
+
+    A finalizer or a signal handler may need one at any moment, so there is no lock: a deque gives and takes in one
+    instruction. A thread waits for others only if it has no connection itself.
+    """
+
+    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None, holders: set[int]) -> None:
+        """``holders`` are the threads that have a connection, to whatever node."""
+        self._library, self._timeout, self._holders = library, timeout, holders
         # The errors of making a connection. A provider of credentials may raise any.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
         self._pool = own_pool(library, client, node, timeout=timeout)
-        # Made here and not when the module is imported, so that they are gevent's if gevent has patched threading.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._idle: list[Any] = []
-        self._in_use = self._freed = 0
+        # Those that are idle, the one used last at the right, and None for each that may be made.
+        self._free: deque[Any] = deque([None] * _CONNECTIONS)
+        # What wakes those who wait, and what changes whenever a connection is free again.
+        self._waiting: deque[Any] = deque()
+        self._freed = object()
         # The last error for which a connection was given up.
         self._error: Exception | None = None
 
     def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
         try:
-            connection = self._taken(timeout, attempts)
+            lent = self._taken(timeout, attempts)
         except self._failures as error:
             return error
+        connection = lent.connection
         try:
             is_one = len(commands) == 1
             packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
-            self._give_up(connection, error)
+            self._give_up(lent, error)
             return error
         except BaseException:
-            self._give_up(connection, None)
+            self._give_up(lent, None)
             raise
-        return connection
+        return lent
 
-    def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
+    def receive(self, lent: Any, number: int, timeout: float | None) -> list[Any]:
         """Reads the replies on what :meth:`send` has returned. Those that do not come are errors."""
-        if isinstance(connection, Exception):
-            return [connection] * number
+        if isinstance(lent, Exception):
+            return [lent] * number
+        connection = lent.connection
         timeout = self._timeout if timeout is None else timeout
         replies: list[Any] = []
         errors = self._library.errors
@@ -157,58 +180,80 @@ class _Connections:
                     if not connection.can_read(0):
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
-            self._give_up(connection, error)
+            self._give_up(lent, error)
             return replies + [error] * (number - len(replies))
         except BaseException:
-            self._give_up(connection, None)
+            self._give_up(lent, None)
             raise
         last = replies[-1]
         state = state_of(last)
         if state and state.means == "elsewhere":
-            self._give_up(connection, last)
+            self._give_up(lent, last)
         else:
-            self._free(connection)
+            self._put_back(lent, connection)
         return replies
 
-    def _taken(self, timeout: float | None, attempts: int) -> Any:
+    def _taken(self, timeout: float | None, attempts: int) -> _Lent:
         """Returns a connection that is up and on which no reply is due."""
-        with self._lock:
-            self._wait_for_one()
-            connection = self._idle.pop() if self._idle else None
-            self._in_use += 1
+        me = threading.get_ident()
+        lent = _Lent(None if me in self._holders else me)
+        self._lend(lent)
         try:
+            self._holders.add(me)
             # An idle connection that can be read was closed, or has sent what nobody asked for: it is not used.
-            if connection is not None:
+            if lent.connection is not None:
                 with suppress(*self._library.failures):
-                    if not connection.can_read(0):
-                        return connection
-                connection.disconnect()
-            return self._connected(self._timeout if timeout is None else timeout, attempts)
+                    if not lent.connection.can_read(0):
+                        return lent
+                lent.connection.disconnect()
+            lent.connection = self._connected(self._timeout if timeout is None else timeout, attempts)
         except self._failures as error:
-            self._give_up(connection, error)
+            self._give_up(lent, error)
             raise
         except BaseException:
-            self._give_up(connection, None)
+            self._give_up(lent, None)
             raise
+        return lent
 
-    def _wait_for_one(self) -> None:
-        """Waits while all connections are in use.
+    def _lend(self, lent: _Lent) -> None:
+        """Waits while all connections are in use, unless this thread has one.
 
         If none is freed for longer than any thread may take, one was lost with its thread, and this one may make a new
         one. Whoever waits when a connection fails has its error.
         """
-        longest = None if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
+        longest = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
         before = self._error
-        while not self._idle and self._in_use >= _CONNECTIONS:
-            freed = self._freed
+        while not lent.is_counted:
             try:
-                if not self._changed.wait(longest) and freed == self._freed:
+                lent.connection = self._free.pop()
+                lent.is_counted = True
+            except IndexError:
+                if lent.thread is None:
                     return
-            except BaseException:
-                self._changed.notify()
-                raise
-            if self._error is not before and self._error:
-                raise copy(self._error)
+                told = threading.Lock()
+                told.acquire()
+                freed = self._freed
+                try:
+                    self._waiting.append(told)
+                    # Who frees one from now on wakes somebody.
+                    if not self._free and not told.acquire(timeout=longest) and freed is self._freed:
+                        lent.is_counted = True
+                except BaseException:
+                    self._wake()
+                    raise
+                finally:
+                    with suppress(ValueError):
+                        self._waiting.remove(told)
+                if self._error is not before and self._error:
+                    # Also if it was woken for a connection, which is somebody else's then.
+                    self._wake()
+                    raise copy(self._error) from None
+
+    def _wake(self) -> None:
+        """Wakes the thread that has waited longest."""
+        if self._waiting:
+            with suppress(IndexError):
+                self._waiting.popleft().release()
 
     def _connected(self, timeout: float | None, attempts: int) -> Any:
         """Makes a connection, in so many timeouts in which this process does not compute.
@@ -234,30 +279,45 @@ class _Connections:
             else:
                 return connection
 
-    def _free(self, connection: Any) -> None:
-        with self._lock:
-            self._in_use -= 1
-            self._freed += 1
-            self._idle.append(connection)
-            self._changed.notify()
+    def _put_back(self, lent: _Lent, connection: Any) -> None:
+        """``connection`` is the one to use again, or None."""
+        self._freed = object()
+        if lent.is_counted:
+            lent.is_counted = False
+            (self._free.appendleft if connection is None else self._free.append)(connection)
+        elif connection is not None:
+            connection.disconnect()
+        if lent.thread:
+            self._holders.discard(lent.thread)
+        self._wake()
 
-    def _give_up(self, connection: Any, error: Exception | None) -> None:
+    def _give_up(self, lent: _Lent, error: Exception | None) -> None:
         """Closes a connection. After an error it closes the idle ones too. Without one, the thread was interrupted."""
-        idle: list[Any] = []
-        with self._lock:
-            self._in_use -= 1
-            if error:
-                # A copy has no traceback, which would keep the request alive.
-                self._error = copy(error)
-                idle, self._idle = self._idle, idle
-            self._changed.notify_all()
-        for each in (connection, *idle):
+        if error:
+            # A copy has no traceback, which would keep the request alive.
+            self._error = copy(error)
+        connection = lent.connection
+        self._put_back(lent, None)
+        if connection is not None:
             with suppress(Exception):
-                each.disconnect()
+                connection.disconnect()
+        if error:
+            self._close_free()
+            while self._waiting:
+                self._wake()
 
     def close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for each in (*idle, *(sentinel.connection_pool for sentinel in sentinels_of(self._pool))):
+        self._close_free()
+        for sentinel in sentinels_of(self._pool):
             with suppress(Exception):
-                each.disconnect()
+                sentinel.disconnect()
+
+    def _close_free(self) -> None:
+        # One after another, so that a finalizer finds the others.
+        with suppress(IndexError):
+            while (connection := self._free.pop()) is not None:
+                self._free.appendleft(None)
+                self._wake()
+                with suppress(Exception):
+                    connection.disconnect()
+            self._free.appendleft(None)
