@@ -508,10 +508,8 @@ impl Model {
             }
             State::Buckets(buckets) => buckets.refund(quotas, units, when, now.into()),
         };
-        if changed > 0 && cost < 0 {
-            if !waited {
-                self.delete_if_nothing_counts(quotas, i128::from(now));
-            }
+        if changed > 0 && cost < 0 && !waited {
+            self.delete_if_nothing_counts(quotas, i128::from(now));
         }
         (changed > 0).then_some(Change { as_of, units: cost.signum() * changed as i64 })
     }
