@@ -76,7 +76,7 @@ fn names(algorithm: Algorithm) -> [&'static CStr; 3] {
 
 /// Notes the outcome of a request; [`units`] is called for what it counted.
 #[inline(always)]
-pub fn taken(algorithm: Algorithm, limited: bool, changed: bool) {
+pub fn answered(algorithm: Algorithm, limited: bool, changed: bool) {
     outcomes(algorithm).note(limited, changed);
 }
 
@@ -86,7 +86,7 @@ fn outcomes(algorithm: Algorithm) -> &'static Outcomes {
 }
 
 /// Notes the outcome of RL.ALL; [`units`] is called for each key.
-pub fn all_taken(limited: bool, changed: bool) {
+pub fn all_answered(limited: bool, changed: bool) {
     ALL.note(limited, changed);
 }
 

@@ -13,8 +13,10 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl_core::encoding::{decode, encode};
 use redis_rl_core::limiter::several::Parts;
-use redis_rl_core::limiter::{Algorithm, Cost, Limiter, Quota, QuotaList, Time, UnixMs, WindowMs};
-use redis_rl_core::request::{self, Request, Verb};
+use redis_rl_core::limiter::{
+    Algorithm, Cost, Limiter, Mode, Quota, QuotaList, Request, Time, UnixMs, WindowMs,
+};
+use redis_rl_core::request::{self, Arguments, Verb};
 
 fn main() {
     let case = env::args().nth(1).and_then(|name| CASES.iter().find(|case| case.0 == name));
@@ -128,14 +130,9 @@ impl Case {
 
     #[inline(always)]
     fn take(&mut self) {
-        let algorithm = self.limiter.algorithm();
-        let time = self.time();
-        let taken = self.limiter.decide_and_commit(algorithm, &self.quotas, Cost::ONE, false, time);
-        black_box(taken.expect("its own algorithm, and no more windows than fit"));
-    }
-
-    fn time(&self) -> Time {
-        Time { clock: self.now, at: None }
+        let Case { limiter, quotas, now } = self;
+        let decision = limiter.decide_and_commit(request(limiter.algorithm(), quotas, *now));
+        black_box(decision.expect("its own algorithm, and no more windows than fit"));
     }
 
     fn take_at(&mut self, now: u64) {
@@ -171,12 +168,18 @@ fn full_log(limit: u64, later_ms: u64) -> Case {
     Case { now: UnixMs::saturating(case.now.get() + later_ms), ..case }
 }
 
+fn request(algorithm: Algorithm, quotas: &[Quota], now: UnixMs) -> Request<'_> {
+    let time = Time { clock: now, at: None };
+    Request { algorithm, quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, time }
+}
+
 fn take(mut case: Case) {
     measured(|| black_box(&mut case).take());
 }
 
 fn peek(case: Case) {
-    measured(|| black_box(&case).limiter.peek(&case.quotas, Cost::ONE, case.time())).expect("a verdict");
+    let Case { limiter, quotas, now } = &case;
+    measured(|| black_box(limiter).peek(request(limiter.algorithm(), quotas, *now))).expect("a verdict");
 }
 
 fn parse_one_tier(limit: &str, window: &str) {
@@ -184,7 +187,7 @@ fn parse_one_tier(limit: &str, window: &str) {
 }
 
 fn parse(args: &[&str]) {
-    measured(|| Request::parse(black_box(args), Verb::Take(Algorithm::Log))).expect("a request");
+    measured(|| Arguments::parse(black_box(args), Verb::Take(Algorithm::Log))).expect("a request");
 }
 
 /// Parses rows, each with a key of its own.

@@ -2,8 +2,8 @@
 
 // What single commands call is inlined: see `command/take.rs` of the module.
 
-use crate::limiter::key::{CountedUnits, Info, Taken};
-use crate::limiter::several::TakenAll;
+use crate::limiter::key::{Answer, Granted, Info};
+use crate::limiter::several::AnswerAll;
 use crate::limiter::{SlidingCounts, Verdict};
 
 /// What a reply is written to.
@@ -22,10 +22,10 @@ pub trait Reply {
 
 /// Replies to a request about one key: with five integers, to PARTIAL and WITHIN with seven.
 #[inline(always)]
-pub fn taken(reply: &mut impl Reply, taken: &Taken) {
-    match &taken.counted {
-        None => verdict(reply, &taken.reply()),
-        Some(counted) => verdict_and_counted(reply, &taken.reply(), counted),
+pub fn answer(reply: &mut impl Reply, answer: &Answer) {
+    match &answer.granted {
+        None => verdict(reply, &answer.reply()),
+        Some(granted) => verdict_and_granted(reply, &answer.reply(), granted),
     }
 }
 
@@ -36,13 +36,13 @@ pub fn verdict(reply: &mut impl Reply, verdict: &Verdict) {
     five_integers(reply, verdict);
 }
 
-/// Replies to PARTIAL and WITHIN: the five integers, the units taken, and as of when.
+/// Replies to PARTIAL and WITHIN: the five integers, the units granted, and as of when.
 #[cold]
-fn verdict_and_counted(reply: &mut impl Reply, verdict: &Verdict, counted: &CountedUnits) {
+fn verdict_and_granted(reply: &mut impl Reply, verdict: &Verdict, granted: &Granted) {
     reply.array(7);
     five_integers(reply, verdict);
-    reply.integer(counted.units.get());
-    reply.integer(integer(counted.at.get()));
+    reply.integer(granted.units.get());
+    reply.integer(integer(granted.at.get()));
 }
 
 #[inline(always)]
@@ -56,11 +56,11 @@ fn five_integers(reply: &mut impl Reply, verdict: &Verdict) {
 
 /// Replies to RL.ALL: limited, retry after, at, and the five integers of each row.
 #[inline(always)]
-pub fn all<'v>(reply: &mut impl Reply, taken: &TakenAll, rows: impl ExactSizeIterator<Item = &'v Verdict>) {
+pub fn all<'v>(reply: &mut impl Reply, answer: &AnswerAll, rows: impl ExactSizeIterator<Item = &'v Verdict>) {
     reply.array(4);
-    reply.integer(i64::from(taken.limited));
-    reply.integer(taken.retry_after_ms.map_or(-1, integer));
-    reply.integer(integer(taken.at.get()));
+    reply.integer(i64::from(answer.limited));
+    reply.integer(answer.retry_after_ms.map_or(-1, integer));
+    reply.integer(integer(answer.at.get()));
     reply.array(rows.len());
     for row in rows {
         verdict(reply, row);

@@ -1,12 +1,12 @@
-//! Parses the arguments of a command into a [`Request`], or refuses them.
+//! Parses the [`Arguments`] of a command, or refuses them.
 //!
-//! Every error text of the module is in this file.
+//! Every text by which a command of the module is refused is in this file, whatever runs it.
 
 use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
 use crate::limiter::{
-    Algorithm, Cost, MAX_TIERS, Mode, Quota, QuotaList, TakeError, UnixMs, WindowMs, leading_integer,
+    Algorithm, Cost, MAX_TIERS, Mismatch, Mode, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -47,7 +47,8 @@ impl Refusal {
     const ROWS_DIFFER: Refusal =
         Refusal::Text(c"ERR rows of one key must have the same algorithm and the same cost");
     const ROWS_OF_A_WINDOW: Refusal = Refusal::Text(c"ERR window must be different in each row of one key");
-    const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
+    /// An option that the command does not have, or has already.
+    pub const SYNTAX: Refusal = Refusal::Text(c"ERR syntax error");
     const FORCE_AND_PARTIAL: Refusal =
         Refusal::Text(c"ERR FORCE and PARTIAL options at the same time are not compatible");
     const PARTIAL: Refusal =
@@ -60,20 +61,25 @@ impl Refusal {
     const WITHIN_OF_BUCKET: Refusal = Refusal::Text(c"ERR WITHIN is an option of RL.BUCKET only");
     const LIVE_WINDOWS: Refusal =
         Refusal::Text(c"ERR window must be one of at most 8 in a key that still count");
+    /// Without a server: a word is longer than [`MAX_WORD_BYTES`](crate::memory::MAX_WORD_BYTES).
+    pub const LONG_WORD: Refusal = Refusal::Text(c"ERR each word must have at most 65536 bytes");
+    /// Without a server: [`OUT_OF_MEMORY`](crate::memory::OUT_OF_MEMORY), as a command returns it.
+    pub const OUT_OF_MEMORY: Refusal =
+        Refusal::Text(c"OOM command not allowed when this process is out of memory.");
     /// A panic was caught, or the server failed: not the caller's fault.
     pub const INTERNAL: Refusal = Refusal::Text(c"ERR internal error of the rl module, see the server's log");
 }
 
-impl From<TakeError> for Refusal {
-    fn from(error: TakeError) -> Refusal {
+impl From<Mismatch> for Refusal {
+    fn from(error: Mismatch) -> Refusal {
         match error {
-            TakeError::OtherAlgorithm(algorithm) => Refusal::Text(match algorithm {
+            Mismatch::OtherAlgorithm(algorithm) => Refusal::Text(match algorithm {
                 Algorithm::Fixed => c"WRONGTYPE key is counted by RL.FIXED",
                 Algorithm::Sliding => c"WRONGTYPE key is counted by RL.SLIDING",
                 Algorithm::Log => c"WRONGTYPE key is counted by RL.LOG",
                 Algorithm::Bucket => c"WRONGTYPE key is counted by RL.BUCKET",
             }),
-            TakeError::TooManyWindows => Refusal::LIVE_WINDOWS,
+            Mismatch::TooManyWindows => Refusal::LIVE_WINDOWS,
         }
     }
 }
@@ -169,9 +175,9 @@ impl Options {
     }
 }
 
-/// A request about one key: everything after the key.
+/// The arguments of a command about one key: everything after the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct Arguments {
     /// The tiers, in the caller's order.
     pub quotas: QuotaList,
     /// Units to take, or to give back if negative; 1 by default.
@@ -182,31 +188,31 @@ pub struct Request {
     pub at: Option<UnixMs>,
 }
 
-impl Request {
+impl Arguments {
     /// Parses `limit window [limit window ...]` and options, as this command takes them.
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], verb: Verb) -> Result<Self, Refusal> {
-        let mut request =
-            Request { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
+        let mut parsed =
+            Arguments { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
         while let [limit, rest @ ..] = words {
             let limit = limit.as_ref();
             // After the first pair, only what looks like a number is a limit: a misspelt option is a syntax error.
-            if !request.quotas.is_empty() && !looks_like_a_number(limit) {
+            if !parsed.quotas.is_empty() && !looks_like_a_number(limit) {
                 break;
             }
             let Some(window) = rest.first() else {
                 return Err(parse_safe_integer(limit).map_or(Refusal::LIMIT, |_| Refusal::Arity));
             };
-            add_tier(&mut request.quotas, parse_quota(limit, window.as_ref())?)?;
+            add_tier(&mut parsed.quotas, parse_quota(limit, window.as_ref())?)?;
             words = &rest[1..];
         }
-        if request.quotas.is_empty() {
+        if parsed.quotas.is_empty() {
             return Err(Refusal::Arity);
         }
         if !words.is_empty() {
             let Options { cost, mode, at } = Options::parse(words, verb)?;
-            request = Request { cost: cost.unwrap_or(Cost::ONE), mode, at, ..request };
+            parsed = Arguments { cost: cost.unwrap_or(Cost::ONE), mode, at, ..parsed };
         }
-        Ok(request)
+        Ok(parsed)
     }
 }
 
@@ -233,9 +239,13 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
         let quota = parse_quota(limit.as_ref(), window.as_ref())?;
         let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
         let first = rows.add(*name, Row::new(algorithm, quota, cost));
-        if first < rows.len() - 1 {
+        let last = rows.len() - 1;
+        if first < last {
             check_row(rows, first)?;
-            rows[first].what.tiers += 1;
+            if let Some(of_key) = &mut rows[first].task.of_key {
+                of_key.tiers += 1;
+            }
+            rows[last].task.of_key = None;
         }
     }
     let [first, ..] = options else { return Ok(Options::default()) };
@@ -261,8 +271,8 @@ fn count_rows(words: usize) -> Result<usize, Refusal> {
 /// Checks the last row, which belongs to the key that has this first row.
 fn check_row<W, K>(rows: &[Part<W, K, Row>], first: usize) -> Result<(), Refusal> {
     let [others @ .., last] = rows else { return Ok(()) };
-    let last = &last.what;
-    for other in others.iter().filter(|other| other.first() == first).map(|other| &other.what) {
+    let last = &last.task;
+    for other in others.iter().filter(|other| other.first() == first).map(|other| &other.task) {
         if (other.algorithm, other.cost) != (last.algorithm, last.cost) {
             return Err(Refusal::ROWS_DIFFER);
         }
@@ -270,7 +280,11 @@ fn check_row<W, K>(rows: &[Part<W, K, Row>], first: usize) -> Result<(), Refusal
             return Err(Refusal::ROWS_OF_A_WINDOW);
         }
     }
-    if rows[first].what.tiers == MAX_TIERS { Err(Refusal::ROWS_OF_A_KEY) } else { Ok(()) }
+    if rows[first].task.of_key.is_some_and(|of_key| of_key.tiers == MAX_TIERS) {
+        Err(Refusal::ROWS_OF_A_KEY)
+    } else {
+        Ok(())
+    }
 }
 
 /// The name of an algorithm, as in its command, in either case.

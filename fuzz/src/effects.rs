@@ -1,7 +1,7 @@
 //! Any words, one a line, are refused as effects or have exactly one form, and what they do to a key can be stored.
 
 use redis_rl_core::encoding::{decode, decode_effect, encode, encode_effect};
-use redis_rl_core::limiter::{Counted, Effect, Limiter, Time, UnixMs};
+use redis_rl_core::limiter::{Effect, Limiter, Mode, Recorded, Request, Time, UnixMs};
 
 /// Checks `lines`, the effects on one key.
 pub fn check(lines: &[u8]) {
@@ -10,7 +10,7 @@ pub fn check(lines: &[u8]) {
         let Some(effect) = decode_effect(word) else { continue };
         assert_eq!(encode_effect(&effect).as_slice(), word, "each effect has one word");
         key = match effect {
-            Effect::Counted(counted) => count(key, &counted),
+            Effect::Recorded(recorded) => count(key, &recorded),
             Effect::Moved(moved) => {
                 if let (Some(to), Some(limiter)) = (moved.back, &mut key) {
                     limiter.move_back(to);
@@ -23,23 +23,25 @@ pub fn check(lines: &[u8]) {
 }
 
 /// The key after an effect, or as it was if that is refused.
-fn count(key: Option<Limiter>, counted: &Counted) -> Option<Limiter> {
+fn count(key: Option<Limiter>, recorded: &Recorded) -> Option<Limiter> {
     let is_new = key.is_none();
-    let mut limiter = key.clone().unwrap_or_else(|| Limiter::new(counted.algorithm));
+    let mut limiter = key.clone().unwrap_or_else(|| Limiter::new(recorded.algorithm));
     let mut forced = limiter.clone();
-    let is_valid = counted.check(&limiter).is_ok();
-    let Ok(pending) = counted.apply(&mut limiter, is_new) else {
+    let is_valid = recorded.check(&limiter).is_ok();
+    let Ok(pending) = recorded.apply(&mut limiter, is_new) else {
         assert!(!is_valid);
         return key;
     };
     assert!(is_valid);
     assert!(!pending.changed || !is_new || pending.expires.is_some(), "every key that it creates expires");
-    let is_forced = !counted.forgets && !counted.taken_ahead && counted.moved_back.is_none();
+    let is_forced = !recorded.forgot && !recorded.awaited && recorded.moved.back.is_none();
     if is_forced && !pending.emptied {
         // The same as a forced request.
-        let time = Time { clock: UnixMs::default(), at: Some(counted.at) };
-        let taken = forced.decide_and_commit(counted.algorithm, &counted.quotas, counted.units, true, time);
-        assert_eq!(taken.expect("it is valid").outcome.changed(), pending.changed);
+        let Recorded { algorithm, units: cost, ref quotas, at, .. } = *recorded;
+        let time = Time { clock: UnixMs::default(), at: Some(at) };
+        let request = Request { algorithm, quotas, cost, mode: Mode::Force, time };
+        let decided = forced.decide_and_commit(request);
+        assert_eq!(decided.expect("it is valid").outcome.changed(), pending.changed);
         assert_eq!(encode(&forced), encode(&limiter));
     }
     if pending.emptied || limiter.is_empty() {

@@ -3,7 +3,7 @@
 
 use redis_rl_core::limiter::several::{MAX_ROWS, Parts};
 use redis_rl_core::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
-use redis_rl_core::request::{Options, Refusal, Request, Verb, parse_rows};
+use redis_rl_core::request::{Arguments, Options, Refusal, Verb, parse_rows};
 
 /// The units of a window, in milliseconds; seconds without one.
 pub const UNITS: [(&str, i128); 6] =
@@ -30,7 +30,7 @@ pub fn check(lines: &[u8]) {
 pub fn check_request(words: &[&[u8]]) {
     for verb in [Verb::Take(Algorithm::Log), Verb::Peek] {
         let meant = request(words).filter(|meant| verb != Verb::Peek || meant.mode == Mode::AllOrNothing);
-        assert_eq!(Request::parse(words, verb).map_err(assert_shown).ok(), meant);
+        assert_eq!(Arguments::parse(words, verb).map_err(assert_shown).ok(), meant);
     }
 }
 
@@ -42,12 +42,14 @@ pub fn check_rows(words: &[&[u8]]) {
     assert_eq!(parsed, meant.as_ref().map(|(_, options)| *options));
     let Some((rows, _)) = meant else { return };
     assert_eq!(parts.len(), rows.len());
-    for (part, row) in parts.iter().zip(&rows) {
-        let what = &part.what;
-        assert_eq!((part.name, what.algorithm, what.quota, what.cost), *row);
+    for (index, (part, row)) in parts.iter().zip(&rows).enumerate() {
+        let parsed = &part.task;
+        assert_eq!((part.name, parsed.algorithm, parsed.quota, parsed.cost), *row);
         let its = |other: &&Row| other.0 == row.0;
         let first = rows.iter().position(|other| its(&other)).expect("itself");
-        assert_eq!((part.first(), parts[first].what.tiers), (first, rows.iter().filter(its).count()));
+        let tiers = parts[first].task.of_key.map(|of_key| of_key.tiers);
+        assert_eq!((part.first(), tiers), (first, Some(rows.iter().filter(its).count())));
+        assert_eq!(part.task.of_key.is_some(), part.first() == index);
     }
 }
 
@@ -62,7 +64,7 @@ fn assert_shown(refusal: Refusal) {
 
 /// The documented meaning of arguments; `None` if they are not valid. No limit or window looks like an option's name, so
 /// the pairs end at the first of those.
-fn request(words: &[&[u8]]) -> Option<Request> {
+fn request(words: &[&[u8]]) -> Option<Arguments> {
     let words = words.iter().map(|word| text(word)).collect::<Option<Vec<_>>>()?;
     let is_option = |word: &String| OPTIONS.iter().any(|(name, _)| word == name);
     let (pairs, options) = words.split_at(words.iter().position(is_option).unwrap_or(words.len()));
@@ -79,7 +81,7 @@ fn request(words: &[&[u8]]) -> Option<Request> {
         return None;
     }
     let (cost, mode, at) = chosen(options)?;
-    Some(Request { quotas: quotas.into_iter().collect(), cost: cost.unwrap_or(Cost::ONE), mode, at })
+    Some(Arguments { quotas: quotas.into_iter().collect(), cost: cost.unwrap_or(Cost::ONE), mode, at })
 }
 
 /// A row of RL.ALL.

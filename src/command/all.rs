@@ -17,21 +17,24 @@ impl Command for All {
         let options = request::parse_rows(call.args(), &mut rows)?;
         let time = Time { clock: server::now(), at: options.at };
         let mut keys = OpenKeys::to_write(call, &mut rows)?;
-        let taken = several::take(keys.parts(), options.mode == Mode::Force, time)?;
+        let answer = several::run(keys.parts(), options.mode == Mode::Force, time)?;
         keys.move_expiries_and_close();
         commit::carry_out_all(call, &mut rows, false, |rows, first| several::effect(rows, first, time.clock));
         let mut changed = false;
         for row in rows.iter() {
-            stats::units(row.what.cost, row.what.outcome.change);
+            if let Some(of_key) = &row.task.of_key {
+                stats::units(row.task.cost, of_key.outcome.change);
+            }
             changed |= row.pending.changed;
         }
-        stats::all_taken(taken.limited, changed);
-        if taken.limited {
+        stats::all_answered(answer.limited, changed);
+        if answer.limited {
             for row in rows.iter() {
-                commit::publish_if_limited(call, row.name, row.what.limited);
+                let limited = row.task.of_key.is_some_and(|of_key| of_key.limited);
+                commit::publish_if_limited(call, row.name, limited);
             }
         }
-        reply::all(call, &taken, rows.iter().map(|row| &row.what.verdict));
+        reply::all(call, &answer, rows.iter().map(|row| &row.task.verdict));
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ fn parse(effect: Arg) -> Result<Effect, Refusal> {
 
 fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     let name = call.key();
-    let mut key = OpenKey::to_change(call, name)?;
+    let mut key = OpenKey::to_write_or_insert(call, name)?;
     let mut fresh = None;
     let pending = key::apply(effect, key.handle_mut(), &mut fresh)?;
     if pending.is_told_first() {
@@ -40,7 +40,7 @@ fn apply_one(call: &mut Call, effect: &Effect) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Applies effects on several keys: all, or none if one cannot be pending.
+/// Applies effects on several keys: all, or none if one cannot be applied.
 fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> {
     let pairs = words.chunks_exact(2);
     if !pairs.remainder().is_empty() {
@@ -58,9 +58,9 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     let mut keys = OpenKeys::to_write(call, &mut parts)?;
     several::apply(keys.parts())?;
     keys.move_expiries_and_close();
-    let are_complete = parts.iter().all(|part| is_complete(&part.what, &part.pending));
+    let are_complete = parts.iter().all(|part| is_complete(&part.task, &part.pending));
     commit::carry_out_all(call, &mut parts, are_complete, |parts, index| {
-        told(&parts[index].what, &parts[index].pending)
+        told(&parts[index].task, &parts[index].pending)
     });
     Ok(())
 }
@@ -69,7 +69,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
 /// expiry of their own.
 fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
-        Effect::Counted(counted) => counted.expires == pending.expires,
+        Effect::Recorded(recorded) => recorded.moved.expires == pending.expires,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }
@@ -77,7 +77,7 @@ fn is_complete(effect: &Effect, pending: &Pending) -> bool {
 /// The effect with the time at which the key expires, as copies get it.
 fn told(effect: &Effect, pending: &Pending) -> Effect {
     match effect {
-        Effect::Counted(counted) => pending.effect(counted.moved_back, || counted.clone()),
+        Effect::Recorded(recorded) => pending.effect(recorded.moved.back, || recorded.clone()),
         Effect::Moved(_) | Effect::Deleted => effect.clone(),
     }
 }

@@ -171,16 +171,16 @@ fn create_among_others<'a, T>(
 ) {
     let (name, mut pending, mut fresh) = (part.name, part.pending, part.fresh.take());
     // Another module may have put a value of another type there meanwhile.
-    let Ok(mut key) = OpenKey::to_change(call, name) else { return };
-    let (current, Effect::Counted(counted)) = (key.expires_at(), effect) else { return };
+    let Ok(mut key) = OpenKey::to_write_or_insert(call, name) else { return };
+    let (current, Effect::Recorded(recorded)) = (key.expires_at(), effect) else { return };
     if let Some(limiter) = key.handle_mut().limiter_mut() {
-        let Ok(again) = counted.apply(limiter, false) else { return };
+        let Ok(again) = recorded.apply(limiter, false) else { return };
         // The key lives as long as either of the two needs it.
         pending = Pending { expires: again.expires.max(current), ..again };
         fresh = None;
     }
     match pending.expires {
-        _ if replicates => key.call().replicate(name, || pending.effect(None, || counted)),
+        _ if replicates => key.call().replicate(name, || pending.effect(None, || recorded)),
         Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}
     }

@@ -13,7 +13,7 @@ impl Command for Load {
     fn run(call: &mut Call) -> Result<(), Refusal> {
         let [payload] = call.args_after_key() else { return Err(Refusal::Arity) };
         let name = call.key();
-        let key = OpenKey::to_change(call, name).map_err(|_| Refusal::BUSY_KEY)?;
+        let key = OpenKey::to_write_or_insert(call, name).map_err(|_| Refusal::BUSY_KEY)?;
         if key.limiter().is_some() {
             return Err(Refusal::BUSY_KEY);
         }

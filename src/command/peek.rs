@@ -5,13 +5,13 @@ use crate::server::{self, Call, Command};
 use crate::stats;
 use redis_rl_core::limiter::{Time, key};
 use redis_rl_core::reply;
-use redis_rl_core::request::{Refusal, Request, Verb};
+use redis_rl_core::request::{Arguments, Refusal, Verb};
 
 pub struct Peek;
 
 impl Command for Peek {
     fn run(call: &mut Call) -> Result<(), Refusal> {
-        let request = Request::parse(call.args_after_key(), Verb::Peek)?;
+        let request = Arguments::parse(call.args_after_key(), Verb::Peek)?;
         let time = Time { clock: server::now(), at: request.at };
         let name = call.key();
         let key = OpenKey::to_read(call, name)?;

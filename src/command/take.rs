@@ -7,10 +7,10 @@ use super::commit;
 use crate::keyspace::OpenKey;
 use crate::server::{self, Arg, Call, Command};
 use crate::stats;
-use redis_rl_core::limiter::key::{Take, Taken};
-use redis_rl_core::limiter::{Algorithm, Cost, Counted, Mode, Time};
+use redis_rl_core::limiter::key::Answer;
+use redis_rl_core::limiter::{Algorithm, Cost, Mode, Recorded, Request, Time};
 use redis_rl_core::reply;
-use redis_rl_core::request::{self, Refusal, Request, Verb};
+use redis_rl_core::request::{self, Arguments, Refusal, Verb};
 
 /// Makes a command of each algorithm.
 macro_rules! commands {
@@ -34,7 +34,10 @@ fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
         [limit, window] => {
             let quotas = [request::parse_quota(limit.bytes(), window.bytes())?];
             let time = Time { clock: server::now(), at: None };
-            decide(call, Take { algorithm, quotas: &quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, time })
+            decide(
+                call,
+                Request { algorithm, quotas: &quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, time },
+            )
         }
         args => take_with_options(call, algorithm, args),
     }
@@ -42,30 +45,30 @@ fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
 
 #[inline(never)]
 fn take_with_options(call: &mut Call, algorithm: Algorithm, args: &[Arg]) -> Result<(), Refusal> {
-    let Request { quotas, cost, mode, at } = Request::parse(args, Verb::Take(algorithm))?;
+    let Arguments { quotas, cost, mode, at } = Arguments::parse(args, Verb::Take(algorithm))?;
     let time = Time { clock: server::now(), at };
-    decide(call, Take { algorithm, quotas: &quotas, cost, mode, time })
+    decide(call, Request { algorithm, quotas: &quotas, cost, mode, time })
 }
 
 #[inline(always)]
-fn decide(call: &mut Call, take: Take) -> Result<(), Refusal> {
+fn decide(call: &mut Call, request: Request) -> Result<(), Refusal> {
     let name = call.key();
-    let (mut key, mut fresh) = (OpenKey::to_change(call, name)?, None);
-    let taken = take.run(key.handle_mut(), &mut fresh)?;
-    let Taken { verdict, outcome, pending, counted, .. } = taken;
+    let (mut key, mut fresh) = (OpenKey::to_write_or_insert(call, name)?, None);
+    let answer = request.run(key.handle_mut(), &mut fresh)?;
+    let Answer { verdict, outcome, pending, granted, .. } = answer;
     if pending.is_told_first() {
         // Copies, by `move`: a closure that borrows the request would keep it in memory for the whole command.
-        let Take { algorithm, quotas, cost, time, .. } = take;
+        let Request { algorithm, quotas, cost, time, .. } = request;
         key.call().replicate(name, move || {
             let back = outcome.moved_back_to(time.clock);
-            pending.effect(back, || Counted::of(algorithm, quotas, cost, &outcome, back))
+            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome, back))
         });
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.
-    stats::taken(take.algorithm, verdict.limited, counted.is_none() && outcome.changed());
-    stats::units(take.cost, outcome.change);
+    stats::answered(request.algorithm, verdict.limited, granted.is_none() && outcome.changed());
+    stats::units(request.cost, outcome.change);
     commit::publish_if_limited(call, name, verdict.limited);
-    reply::taken(call, &taken);
+    reply::answer(call, &answer);
     Ok(())
 }

@@ -158,7 +158,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
 
     /// Opens a key as [`to_write`](Self::to_write) does, to store a limiter in it if it is empty.
     #[inline(always)]
-    pub fn to_change(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
+    pub fn to_write_or_insert(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
         let key = OpenKey::to_write(call, name)?;
         if key.limiter().is_none() { key.open_again() } else { Ok(key) }
     }
@@ -300,11 +300,11 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, pending: Pending { expires, emptied, .. }, .. } in &mut *self.parts {
-            if let (Some(at), false, Some(key)) = (expires, *emptied, &mut *key)
+        for Part { key, pending: Pending { emptied, expires, .. }, .. } in &mut *self.parts {
+            if let (Some(at), false, Some(key)) = (*expires, *emptied, &mut *key)
                 && key.limiter().is_some()
             {
-                key.expire_at(*at);
+                key.expire_at(at);
             }
             *key = None;
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
-use redis_rl_core::limiter::several::{self, Parts, Row};
+use redis_rl_core::limiter::several::{self, KeyOfRows, Parts, Row};
 use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, TimeSource, UnixMs, Verdict};
 
 use crate::calls::{Call, History, MemoryKey, answer, expected};
@@ -85,13 +85,13 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
         let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
         let first = rows.len();
         for quota in quotas {
-            rows.add(vec![name as u8], Row::new(algorithm, *quota, cost));
+            rows.add(vec![name as u8], Row { of_key: None, ..Row::new(algorithm, *quota, cost) });
         }
-        rows[first].what.tiers = quotas.len();
+        rows[first].task.of_key = Some(KeyOfRows { tiers: quotas.len(), ..KeyOfRows::default() });
         rows[first].key = Some(MemoryKey { limiter, expires_at });
     }
-    let taken = several::take(&mut rows, force, time).ok()?;
-    let verdicts = rows.iter().map(|row| row.what.verdict).collect();
+    let answer = several::run(&mut rows, force, time).ok()?;
+    let verdicts = rows.iter().map(|row| row.task.verdict).collect();
     let (mut changed, mut moved) = (Vec::new(), Vec::new());
     for row in rows.iter_mut() {
         if let Some(key) = &mut row.key {
@@ -100,7 +100,13 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
             key.carry_out(row.fresh.take(), row.pending);
         }
     }
-    Some(Answer { limited: taken.limited, retry_after: taken.retry_after_ms, rows: verdicts, changed, moved })
+    Some(Answer {
+        limited: answer.limited,
+        retry_after: answer.retry_after_ms,
+        rows: verdicts,
+        changed,
+        moved,
+    })
 }
 
 /// The models' answer.

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 
 use redis_rl_core::encoding::{decode_effect, encode_effect};
-use redis_rl_core::limiter::key::{self, Take};
+use redis_rl_core::limiter::key;
 use redis_rl_core::limiter::{
-    Algorithm, Cost, Counted, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mode, Pending, Quota,
-    TakeError, Time, UnixMs, Verdict, WindowMs,
+    Algorithm, Cost, Decision, Effect, Key, Limiter, MAX_SAFE_INTEGER, Mismatch, Mode, Pending, Quota,
+    Recorded, Request, Time, UnixMs, Verdict, WindowMs,
 };
 
 use crate::naive::Model;
@@ -70,8 +70,8 @@ pub struct Answer {
     pub verdict: Verdict,
     /// The time it was applied as of, if it changed anything.
     pub changed: Option<u64>,
-    /// The units that PARTIAL or WITHIN took; if it gave some back, minus those.
-    pub taken: Option<i64>,
+    /// The units that PARTIAL or WITHIN granted; if it gave some back, minus those.
+    pub granted: Option<i64>,
     /// The time at which the units of WITHIN are there.
     pub at: Option<u64>,
 }
@@ -112,7 +112,7 @@ impl MemoryKey<'_> {
 }
 
 /// Does what a command does between its arguments and its reply.
-pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, TakeError> {
+pub fn answer(limiter: &mut Limiter, call: &Call) -> Result<Answer, Mismatch> {
     answer_and_send(limiter, &mut None, call, |_| {})
 }
 
@@ -122,7 +122,7 @@ pub fn answer_and_send(
     expires_at: &mut Option<UnixMs>,
     call: &Call,
     mut send: impl FnMut(Effect),
-) -> Result<Answer, TakeError> {
+) -> Result<Answer, Mismatch> {
     let cost = Cost::new(call.cost).expect("a cost");
     if call.act == Act::Peek {
         let mut time = call.time(call.now);
@@ -130,32 +130,32 @@ pub fn answer_and_send(
         if !call.at {
             (found, time.clock) = limiter.as_moved_back(time.clock);
         }
-        let Decision { verdict, .. } = found.peek(&call.quotas, cost, time)?;
-        return Ok(Answer { verdict, changed: None, taken: None, at: None });
+        let Decision { verdict, .. } = found.peek(call.request(limiter.algorithm(), time))?;
+        return Ok(Answer { verdict, changed: None, granted: None, at: None });
     }
     let algorithm = limiter.algorithm();
     let mut key = MemoryKey { limiter, expires_at };
-    let mut take = |now| {
-        let take = Take { algorithm, quotas: &call.quotas, cost, mode: call.mode(), time: call.time(now) };
+    let mut run = |now| {
+        let request = call.request(algorithm, call.time(now));
         let mut fresh = None;
-        let taken = take.run(&mut key, &mut fresh)?;
-        if taken.pending.is_any() {
-            let back = taken.outcome.moved_back_to(UnixMs::saturating(now));
-            let counted = || Counted::of(algorithm, &call.quotas, cost, &taken.outcome, back);
-            send(taken.pending.effect(back, counted));
+        let answer = request.run(&mut key, &mut fresh)?;
+        if answer.pending.is_any() {
+            let back = answer.outcome.moved_back_to(UnixMs::saturating(now));
+            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome, back);
+            send(answer.pending.effect(back, recorded));
         }
-        key.carry_out(fresh, taken.pending);
-        let (outcome, verdict) = (taken.outcome, taken.verdict);
+        key.carry_out(fresh, answer.pending);
+        let (outcome, verdict) = (answer.outcome, answer.verdict);
         Ok(Answer {
             verdict,
             changed: outcome.changed().then_some(outcome.as_of.get()),
-            taken: taken.counted.map(|counted| counted.units.get()),
-            at: taken.counted.filter(|_| call.is_within()).map(|counted| counted.at.get()),
+            granted: answer.granted.map(|granted| granted.units.get()),
+            at: answer.granted.filter(|_| call.is_within()).map(|granted| granted.at.get()),
         })
     };
-    let mut answer = take(call.now)?;
+    let mut answer = run(call.now)?;
     for now in call.times().skip(1) {
-        answer = take(now)?;
+        answer = run(now)?;
     }
     Ok(answer)
 }
@@ -168,9 +168,9 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     let (mut key, mut fresh) = (MemoryKey { limiter: copy, expires_at }, None);
     let pending = key::apply(effect, &mut key, &mut fresh).expect("it fits, as it did");
     match effect {
-        Effect::Counted(counted) => {
+        Effect::Recorded(recorded) => {
             assert!(pending.changed && !pending.emptied);
-            assert_eq!(pending.expires, counted.expires, "it is told");
+            assert_eq!(pending.expires, recorded.moved.expires, "it is told");
         }
         Effect::Moved(moved) => {
             assert!(moved.back.is_some() || moved.expires.is_some());
@@ -191,7 +191,7 @@ pub fn any_limit(window_ms: u64) -> Quota {
 }
 
 /// The model's answer.
-pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
+pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, Mismatch> {
     let Call { quotas, cost, .. } = call;
     let held = model.clone();
     let (mut limited, mut changed) = (false, None);
@@ -214,7 +214,7 @@ pub fn expected(model: &mut Model, call: &Call) -> Result<Answer, TakeError> {
     if call.act == Act::Peek {
         *model = held;
     }
-    Ok(Answer { verdict, changed, taken: None, at: None })
+    Ok(Answer { verdict, changed, granted: None, at: None })
 }
 
 /// Takes the units ahead, if they are there within `most` milliseconds.
@@ -237,7 +237,7 @@ fn expected_within(model: &mut Model, call: &Call, most: u64) -> Answer {
     Answer {
         verdict,
         changed: change.map(|change| change.as_of),
-        taken: Some(change.map_or(0, |change| change.units)),
+        granted: Some(change.map_or(0, |change| change.units)),
         at: Some(counted_at),
     }
 }
@@ -253,7 +253,7 @@ fn expected_of_partial(model: &mut Model, call: &Call) -> Answer {
     Answer {
         verdict: model.verdict(quotas, asked, now, limited),
         changed: change.map(|change| change.as_of),
-        taken: Some(change.map_or(0, |change| change.units)),
+        granted: Some(change.map_or(0, |change| change.units)),
         at: None,
     }
 }
@@ -270,6 +270,11 @@ impl Call {
             Act::Within(ms) => Mode::Within(WindowMs::new(ms).expect("a wait")),
             Act::Peek | Act::Take => Mode::AllOrNothing,
         }
+    }
+
+    pub fn request(&self, algorithm: Algorithm, time: Time) -> Request<'_> {
+        let cost = Cost::new(self.cost).expect("a cost");
+        Request { algorithm, quotas: &self.quotas, cost, mode: self.mode(), time }
     }
 
     fn is_within(&self) -> bool {

@@ -119,15 +119,15 @@ fn agree(History { algorithm, calls }: &History) {
         let words = words(*algorithm, &call);
         let reply = json(memory.call(call.now, &words.split(' ').collect::<Vec<_>>()));
         let expected: Value = match expected(&mut model, &call) {
-            Ok(Answer { verdict, taken, at, .. }) => {
+            Ok(Answer { verdict, granted, at, .. }) => {
                 let wait = verdict.retry_after_ms.map_or(-1, |ms| ms as i64);
                 let figures =
                     [i64::from(verdict.limited), verdict.limit as i64, verdict.remaining as i64, wait];
                 let mut figures: Vec<i64> =
                     figures.into_iter().chain([verdict.reset_after_ms as i64]).collect();
-                if let (Some(taken), Value::Array(items)) = (taken, &reply) {
+                if let (Some(granted), Value::Array(items)) = (granted, &reply) {
                     // Of PARTIAL the model does not say as of when: see `partial` of the tests on servers.
-                    figures.extend([taken, at.map_or(items[6].as_i64().expect("a time"), |at| at as i64)]);
+                    figures.extend([granted, at.map_or(items[6].as_i64().expect("a time"), |at| at as i64)]);
                 }
                 figures.into()
             }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use redis_rl_core::limiter::{
-    Algorithm, Bucket, MAX_SAFE_INTEGER, Quota, SlidingCounts, TakeError, Verdict, WindowMs, WindowUsage,
+    Algorithm, Bucket, MAX_SAFE_INTEGER, Mismatch, Quota, SlidingCounts, Verdict, WindowMs, WindowUsage,
 };
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
@@ -175,7 +175,7 @@ impl Buckets {
         ceil(missing - level.missing, window)
     }
 
-    /// What can be given back of units taken at `as_of`, in units of the larger of the two limits times milliseconds: without what
+    /// What can be given back of units counted at `as_of`, in units of the larger of the two limits times milliseconds: without what
     /// has refilled from then until the last units are there. A limit of 0 gives nothing back.
     fn refundable(&self, quota: &Quota, units: i128, as_of: i128) -> i128 {
         let (window, named) = (window_of(quota), i128::from(quota.limit()));
@@ -184,7 +184,7 @@ impl Buckets {
         (units * window - since * named.max(level.limit)).max(0)
     }
 
-    /// Gives back units taken at `as_of`, in each tier; in none more than in one in which others wait. Returns how many of the units
+    /// Gives back units counted at `as_of`, in each tier; in none more than in one in which others wait. Returns how many of the units
     /// were missing at `now`.
     fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128, now: i128) -> i128 {
         let waits = |quota: &&Quota| {
@@ -530,7 +530,7 @@ impl Model {
         }
     }
 
-    /// The same, but of units that were taken ahead the time at which they are there.
+    /// The same, but of units that somebody waits for the time at which they are there.
     fn newest_units_of(&self, quotas: &[Quota]) -> u64 {
         match &self.state {
             State::Windows(_) | State::Log(_) => self.newest_of(quotas),
@@ -558,7 +558,7 @@ impl Model {
     }
 
     /// A request that takes units fails if its windows do not fit into the key.
-    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), TakeError> {
+    pub fn check_windows_fit(&self, quotas: &[Quota], cost: i64, now: u64) -> Result<(), Mismatch> {
         let now = i128::from(now);
         let live: Vec<i128> = match &self.state {
             State::Windows(windows) => windows.live(now).collect(),
@@ -568,7 +568,7 @@ impl Model {
         let mut windows: Vec<i128> = live.into_iter().chain(quotas.iter().map(window_of)).collect();
         windows.sort();
         windows.dedup();
-        if cost > 0 && windows.len() > MAX_LIVE_WINDOWS { Err(TakeError::TooManyWindows) } else { Ok(()) }
+        if cost > 0 && windows.len() > MAX_LIVE_WINDOWS { Err(Mismatch::TooManyWindows) } else { Ok(()) }
     }
 
     /// The reply to the request in the current state.

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use redis_rl_core::limiter::{Algorithm, Bucket, Cost, Limiter, MoveBack, Quota, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::{Algorithm, Bucket, Limiter, MoveBack, Quota, Time, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, History, answer, quota};
 use crate::cases;
@@ -21,9 +21,9 @@ fn frees_no_more_than_it_names(history: &History, back: &Call) -> TestCaseResult
         before.move_back(MoveBack { clock: UnixMs::saturating(back.now), most });
     }
     let (mut after, algorithm) = (before.clone(), history.algorithm);
-    let taken = answer(&mut after, back).expect("a give-back is always allowed");
+    let reply = answer(&mut after, back).expect("a give-back is always allowed");
     let units = back.cost.unsigned_abs();
-    prop_assert!(taken.taken.is_none_or(|taken| (back.cost..=0).contains(&taken)));
+    prop_assert!(reply.granted.is_none_or(|granted| (back.cost..=0).contains(&granted)));
     let (windows, end) = history.windows_and_end();
     let now = history.calls.iter().map(|call| call.now).max().unwrap_or(end).max(back.now);
     for window in windows {
@@ -124,11 +124,9 @@ fn units_of_others_stay(algorithm: Algorithm, windows: &[WindowMs], steps: &[Ste
             }
         }
         for (_, call) in due.extract_if(.., |(due, _)| *due <= index) {
-            // As of the time that the units were taken at, and decided now.
+            // As of the time that the units were counted at, and decided now.
             let time = Time { clock: at, at: Some(UnixMs::saturating(call.now)) };
-            let cost = Cost::new(call.cost).expect("a cost");
-            let outcome =
-                shared.record(algorithm, &call.quotas, cost, false, time).expect("it is always allowed");
+            let outcome = shared.record(call.request(algorithm, time), false).expect("it is always allowed");
             if outcome.emptied {
                 shared = Limiter::new(algorithm);
             }

@@ -2,7 +2,7 @@
 
 use redis_rl_core::limiter::several::Parts;
 use redis_rl_core::limiter::{Algorithm, Cost, Mode, UnixMs};
-use redis_rl_core::request::{Refusal, Request, Verb, parse_rows};
+use redis_rl_core::request::{Arguments, Refusal, Verb, parse_rows};
 
 #[path = "../server/helpers/errors.rs"]
 #[allow(dead_code, reason = "some are only of servers")]
@@ -20,15 +20,15 @@ fn text(refusal: Refusal) -> &'static str {
     }
 }
 
-fn parse_words(words: &[&str], verb: Verb) -> Result<Request, &'static str> {
-    Request::parse(words, verb).map_err(text)
+fn parse_words(words: &[&str], verb: Verb) -> Result<Arguments, &'static str> {
+    Arguments::parse(words, verb).map_err(text)
 }
 
-fn parse(line: &str) -> Result<Request, &'static str> {
+fn parse(line: &str) -> Result<Arguments, &'static str> {
     parse_with(line, TAKE)
 }
 
-fn parse_with(line: &str, verb: Verb) -> Result<Request, &'static str> {
+fn parse_with(line: &str, verb: Verb) -> Result<Arguments, &'static str> {
     let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
     parse_words(&words, verb)
 }

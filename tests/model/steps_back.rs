@@ -6,8 +6,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
-use redis_rl_core::limiter::key::{Take, Taken};
-use redis_rl_core::limiter::{Algorithm, Cost, Counted, Limiter, Mode, Quota, Time, UnixMs, WindowMs};
+use redis_rl_core::limiter::key::Answer;
+use redis_rl_core::limiter::{
+    Algorithm, Cost, Limiter, Mode, Quota, Recorded, Request, Time, UnixMs, WindowMs,
+};
 
 use crate::calls::{MemoryKey, apply, quota};
 use crate::cases;
@@ -39,27 +41,27 @@ impl Host {
         }
     }
 
-    fn take(&mut self, quotas: &[Quota], cost: i64, mode: Mode, at: Option<u64>) -> Taken {
+    fn take(&mut self, quotas: &[Quota], cost: i64, mode: Mode, at: Option<u64>) -> Answer {
         let time = Time { clock: UnixMs::saturating(self.clock), at: at.map(UnixMs::saturating) };
         let (algorithm, cost) = (self.algorithm, Cost::new(cost).expect("a cost"));
-        let take = Take { algorithm, quotas, cost, mode, time };
+        let request = Request { algorithm, quotas, cost, mode, time };
         let mut key = MemoryKey { limiter: &mut self.limiter, expires_at: &mut self.expires_at };
         let (mut fresh, before) = (None, *key.expires_at);
-        let taken = take.run(&mut key, &mut fresh).expect("the windows fit");
-        if taken.pending.is_any() {
-            let back = taken.outcome.moved_back_to(time.clock);
-            let counted = || Counted::of(algorithm, quotas, cost, &taken.outcome, back);
-            let effect = taken.pending.effect(back, counted);
+        let answer = request.run(&mut key, &mut fresh).expect("the windows fit");
+        if answer.pending.is_any() {
+            let back = answer.outcome.moved_back_to(time.clock);
+            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome, back);
+            let effect = answer.pending.effect(back, recorded);
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
-        key.carry_out(fresh, taken.pending);
-        self.moves += usize::from(taken.pending.moved_back);
+        key.carry_out(fresh, answer.pending);
+        self.moves += usize::from(answer.pending.moved_back);
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }
         assert_eq!(encode(&self.copy), encode(&self.limiter), "the copy is equal");
         assert_eq!(self.copy_expires_at, self.expires_at, "the copy expires at the same time");
-        taken
+        answer
     }
 
     /// Whether a request would be refused after `ms` in which nothing touches the key.
@@ -68,7 +70,9 @@ impl Host {
         later.set_clock(clock);
         let time = Time { clock: UnixMs::saturating(clock), at: None };
         let cost = Cost::new(cost).expect("a cost");
-        later.limiter.peek(quotas, cost, time).expect("the windows fit").verdict.limited
+        let algorithm = later.limiter.algorithm();
+        let request = Request { algorithm, quotas, cost, mode: Mode::AllOrNothing, time };
+        later.limiter.peek(request).expect("the windows fit").verdict.limited
     }
 }
 
@@ -199,15 +203,15 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 }
             }
             Act::Partial(units) => {
-                let taken = host.take(quotas, *units, Mode::Partial, None).counted.expect("PARTIAL").units;
-                if taken.get() > 0 {
-                    count(&host, taken.taken(), false);
+                let granted = host.take(quotas, *units, Mode::Partial, None).granted.expect("PARTIAL").units;
+                if granted.get() > 0 {
+                    count(&host, granted.to_take(), false);
                 }
             }
             Act::Within(units, ms) => {
                 let within = Mode::Within(WindowMs::new(*ms).expect("a wait"));
-                let taken = host.take(quotas, *units, within, None);
-                let (reply, counted) = (taken.reply(), taken.counted.expect("WITHIN"));
+                let answer = host.take(quotas, *units, within, None);
+                let (reply, granted) = (answer.reply(), answer.granted.expect("WITHIN"));
                 if reply.limited {
                     // One millisecond less is not enough.
                     if let Some(wait) = reply.retry_after_ms {
@@ -221,7 +225,7 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 } else {
                     let wait = reply.retry_after_ms.unwrap_or(0);
                     prop_assert!(wait <= *ms);
-                    let (units, at, waited) = (*units as u64, counted.at.get(), wait > 0);
+                    let (units, at, waited) = (*units as u64, granted.at.get(), wait > 0);
                     let true_ms = true_ms + wait;
                     passed.push(Passed { true_ms, at, units, forced: false, waited, moves: host.moves });
                 }
@@ -260,8 +264,8 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 let entry = of.index(held.len());
                 let entry = &mut held[entry];
                 let units = if waited { entry.units as i64 } else { (*units).min(entry.units as i64) };
-                let taken = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
-                let back = taken.outcome.change.units;
+                let answer = host.take(quotas, -units, Mode::AllOrNothing, Some(entry.at));
+                let back = answer.outcome.change.units;
                 prop_assert!(back <= units as u64, "never more than named");
                 entry.units -= if waited { entry.units } else { back };
                 if waited {

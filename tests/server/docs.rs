@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 use harness::{COMMANDS, Server};
 use redis_rl_core::limiter::Algorithm;
-use redis_rl_core::request::{Request, Verb};
+use redis_rl_core::request::{Arguments, Verb};
 
 use crate::helpers::nodes::cli;
 
@@ -351,7 +351,7 @@ impl Exchange {
         if !words[0].starts_with("RL.") || !["4) ", "5) "].contains(&self.answer[index].get(..3)?) {
             return None;
         }
-        let request = Request::parse(&words[2..], Verb::Take(Algorithm::Log)).ok()?;
+        let request = Arguments::parse(&words[2..], Verb::Take(Algorithm::Log)).ok()?;
         let window_ms = request.quotas.iter().map(|quota| quota.window().get()).max()?;
         // Units of the previous window still count in this one.
         let windows = if matches!(words[0], "RL.SLIDING" | "RL.PEEK") { 2 } else { 1 };

@@ -3,7 +3,7 @@
 
 use harness::{ReplicationStream, Server};
 use redis_rl_core::encoding::decode_effect;
-use redis_rl_core::limiter::{Algorithm, Counted, Effect, Quota, WindowMs};
+use redis_rl_core::limiter::{Algorithm, Effect, Quota, Recorded, WindowMs};
 
 use crate::naive::{Model, Search};
 
@@ -62,8 +62,8 @@ impl Account {
     fn apply(&mut self, key: &Key, effect: &str) {
         let Key { algorithm, quotas, .. } = key;
         match decode_effect(effect.as_bytes()).expect("an effect") {
-            Effect::Counted(Counted { units, at, moved_back, .. }) => {
-                assert_eq!(moved_back, None, "no clock steps back");
+            Effect::Recorded(Recorded { units, at, moved, .. }) => {
+                assert_eq!(moved.back, None, "no clock steps back");
                 let (units, at) = (units.get(), at.get());
                 assert!(!self.model.refuses(quotas, units, at), "over a limit: {effect}, {:?}", self.model);
                 self.model.record(quotas, units, at, true, false).expect("an effect changes something");

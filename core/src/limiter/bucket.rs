@@ -5,7 +5,7 @@
 //! `limit`. A limit of 53 bits times a wait of 40 bits needs more than 64 bits, but nearly every level fits them, so only
 //! the others take divisions of 128 bits.
 //!
-//! The level of a bucket grows beyond its limit, by `FORCE`, or by `WITHIN`, which takes units ahead: then those who were told to
+//! The level of a bucket grows beyond its limit, by `FORCE`, or by `WITHIN`, which counts units that are not there yet: then those who were told to
 //! wait use them later. Requests without it are refused meanwhile, so nobody overtakes.
 
 use std::ops::{Deref, DerefMut};
@@ -29,7 +29,7 @@ pub struct Bucket {
     /// What is missing from it at `last`, in units times milliseconds. `FORCE` leaves at most twice the limit missing, `WITHIN` at
     /// most what refills within the window and the longest wait.
     pub level: u128,
-    /// Whether somebody was told to wait for units that are missing beyond the limit. Those that `FORCE` took are in use.
+    /// Whether somebody was told to wait for units that are missing beyond the limit. Those that `FORCE` counted are in use.
     pub awaited: bool,
 }
 
@@ -107,7 +107,7 @@ impl Bucket {
         self.full() > now
     }
 
-    /// Takes out `units`. If that is more than there are, who asked for them is told to wait, at most the longest wait.
+    /// Counts `units`. If that is more than there are, who asked for them is told to wait, at most the longest wait.
     #[inline(always)]
     fn add(&mut self, units: u64) {
         self.level += self.level_of(units);
@@ -122,7 +122,7 @@ impl Bucket {
         u128::from(self.limit) * u128::from(self.window.get() + WindowMs::MAX.get())
     }
 
-    /// Takes out `units`, but empties it below zero by one more bucket at most. Returns how many it took out.
+    /// Counts `units`, but empties it below zero by one more bucket at most. Returns how many it counted.
     #[cold]
     fn add_to_floor(&mut self, units: u64) -> u64 {
         let before = self.level;
@@ -132,8 +132,8 @@ impl Bucket {
         Bucket { level: self.level - before, ..*self }.used()
     }
 
-    /// How much of `units` that were taken at `as_of` can be put back, in units of the larger limit times milliseconds. What has
-    /// refilled since, until the units that were counted last are there, may be what others took.
+    /// How much of `units` that were counted at `as_of` can be put back, in units of the larger limit times milliseconds. What has
+    /// refilled since, until the units that were counted last are there, may be what others counted.
     fn refundable(&self, Refund { units, as_of, .. }: Refund, limit: u64) -> u128 {
         let since = u128::from(self.newest_units().since(as_of)) * u128::from(limit.max(self.limit));
         self.level_of(units).saturating_sub(since)
@@ -425,7 +425,7 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
                 added = bucket.add_to_floor(units);
             } else {
                 bucket.add(units);
-                change.taken_ahead |= bucket.awaited;
+                change.awaited |= bucket.awaited;
             }
             if added > 0 {
                 *used = bucket.used();

@@ -2,8 +2,7 @@
 //!
 //! An algorithm implements [`State`] to be read and [`StateMut`] to be changed.
 
-use std::error::Error;
-use std::{fmt, slice};
+use std::slice;
 
 use arrayvec::ArrayVec;
 
@@ -30,7 +29,7 @@ impl Wait {
     }
 
     /// At most `ms`, unless no wait helps.
-    pub fn within(self, ms: u64) -> Wait {
+    pub fn at_most(self, ms: u64) -> Wait {
         match self {
             Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
             Wait::Never => Wait::Never,
@@ -55,7 +54,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// The verdict with both waits at most `ms`, when the key expires.
-    pub fn within(self, ms: u64) -> Verdict {
+    pub fn at_most(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
             reset_after_ms: self.reset_after_ms.min(ms),
@@ -75,30 +74,19 @@ pub struct RowVerdict {
 
 impl RowVerdict {
     /// The verdict with all waits at most `ms`, when the key expires.
-    pub fn within(self, ms: u64) -> RowVerdict {
-        RowVerdict { verdict: self.verdict.within(ms), retry_after: self.retry_after.within(ms) }
+    pub fn at_most(self, ms: u64) -> RowVerdict {
+        RowVerdict { verdict: self.verdict.at_most(ms), retry_after: self.retry_after.at_most(ms) }
     }
 }
 
-/// Why a request cannot be decided.
+/// Why a request cannot be decided. [`request`](crate::request) has the texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakeError {
+pub enum Mismatch {
     /// The key is counted by this algorithm, not by the requested one.
     OtherAlgorithm(Algorithm),
     /// The key would have more than [`MAX_TIERS`] windows that still count.
     TooManyWindows,
 }
-
-impl fmt::Display for TakeError {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            TakeError::OtherAlgorithm(algorithm) => write!(f, "the key is counted as {}", algorithm.name()),
-            TakeError::TooManyWindows => write!(f, "more than {MAX_TIERS} windows of the key would count"),
-        }
-    }
-}
-
-impl Error for TakeError {}
 
 /// What was decided about one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +153,7 @@ pub trait State {
     /// See [`Limiter::newest_in`](super::Limiter::newest_in).
     fn newest_in(&self, quotas: &[Quota]) -> UnixMs;
 
-    /// The same, but of units that were taken ahead the time at which they are there.
+    /// The same, but of units that somebody waits for the time at which they are there.
     fn newest_units_in(&self, quotas: &[Quota]) -> UnixMs {
         self.newest_in(quotas)
     }
@@ -218,67 +206,84 @@ impl<P> Tier<P> {
 /// Evaluates an expression for the looked-up tiers of a request, in the order of its quotas. A request of one tier, as nearly every
 /// one is, has a copy of the code that keeps no list.
 macro_rules! with_tiers {
-    ($claim:expr, $state:expr, $quotas:expr, $tiers:ident => $then:expr) => {
-        if let [quota] = $quotas {
-            let $tiers = &mut [$claim.tier($state, *quota)];
+    ($request:expr, $state:expr, $tiers:ident => $then:expr) => {
+        if let [quota] = $request.quotas {
+            let $tiers = &mut [$request.tier($state, *quota)];
             $then
         } else {
-            let looked_up = $quotas.iter().map(|quota| $claim.tier($state, *quota));
+            let looked_up = $request.quotas.iter().map(|quota| $request.tier($state, *quota));
             let $tiers = &mut looked_up.collect::<ArrayVec<_, MAX_TIERS>>()[..];
             $then
         }
     };
 }
 
-/// Where a request has found the key's own time.
+/// Where the key's own time is when a request is decided.
 #[derive(Clone, Copy)]
-struct Found {
+struct OwnTime {
     /// See [`Outcome::ahead`].
     ahead: bool,
     /// See [`Outcome::moved_back`].
     moved_back: Option<MostAhead>,
 }
 
-/// What is asked of one key: to be decided by the same steps for every [`State`].
-#[derive(Clone, Copy)]
-pub struct Claim {
+/// What becomes of a request that is over the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It counts nothing.
+    #[default]
+    AllOrNothing,
+    /// FORCE: it counts all of its units.
+    Force,
+    /// PARTIAL: it counts the units that fit.
+    Partial,
+    /// WITHIN: of buckets it counts all of its units, if they are there within this time.
+    Within(WindowMs),
+}
+
+/// A request about one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'r> {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The tiers: at least one, each with a different window.
+    pub quotas: &'r [Quota],
     /// Units to take, or to give back if negative.
     pub cost: Cost,
+    /// What becomes of it if it is over the limit.
+    pub mode: Mode,
+    /// When it is decided.
     pub time: Time,
 }
 
-impl Claim {
+/// How it is decided: by the same steps for every [`State`].
+impl Request<'_> {
     /// Checks that the key can hold the windows of a request that takes units.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn check_windows_fit(&self, state: &impl State, quotas: &[Quota]) -> Result<(), TakeError> {
-        if self.cost.taken() == 0 || state.windows_fit(quotas, self.time.now()) {
+    fn check_windows_fit(self, state: &impl State) -> Result<(), Mismatch> {
+        if self.cost.to_take() == 0 || state.windows_fit(self.quotas, self.time.as_of()) {
             Ok(())
         } else {
-            Err(TakeError::TooManyWindows)
+            Err(Mismatch::TooManyWindows)
         }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn is_limited<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<bool, TakeError> {
-        self.check_windows_fit(state, quotas)?;
-        Ok(quotas.iter().any(|quota| self.tier(state, *quota).refuses))
+    pub(super) fn is_limited<S: State>(self, state: &S) -> Result<bool, Mismatch> {
+        self.check_windows_fit(state)?;
+        Ok(self.quotas.iter().any(|quota| self.tier(state, *quota).refuses))
     }
 
     /// Decides, and commits the request if it is allowed or forced.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn decide_and_commit<S: StateMut>(
-        &self,
-        state: &mut S,
-        quotas: &[Quota],
-        force: bool,
-    ) -> Result<Decision, TakeError> {
-        self.check_windows_fit(state, quotas)?;
-        let found = self.find(state);
-        Ok(with_tiers!(self, state, quotas, tiers => {
+    pub(super) fn decide_and_commit<S: StateMut>(self, state: &mut S) -> Result<Decision, Mismatch> {
+        self.check_windows_fit(state)?;
+        let own_time = self.limit_ahead(state);
+        Ok(with_tiers!(self, state, tiers => {
             let limited = any_refuses(tiers);
-            let outcome = match force || !limited {
-                true => self.commit(state, tiers, found),
-                false => self.outcome(state, tiers, found),
+            let outcome = match self.mode == Mode::Force || !limited {
+                true => self.commit(state, tiers, own_time),
+                false => self.outcome(state, tiers, own_time),
             };
             Decision { verdict: self.verdict(state, tiers, limited), outcome }
         }))
@@ -286,21 +291,20 @@ impl Claim {
 
     /// WITHIN: decides, and commits the request if all tiers have its units within `most_ms`. Then the verdict tells how long
     /// to wait for them; if limited, how long until the same request is allowed.
-    pub fn decide_and_commit_within<S: StateMut>(
-        &self,
+    pub(super) fn decide_and_commit_within<S: StateMut>(
+        self,
         state: &mut S,
-        quotas: &[Quota],
         most_ms: u64,
-    ) -> Result<Decision, TakeError> {
-        self.check_windows_fit(state, quotas)?;
-        let found = self.move_back(state, MostAhead::Nothing);
-        Ok(with_tiers!(self, state, quotas, tiers => {
+    ) -> Result<Decision, Mismatch> {
+        self.check_windows_fit(state)?;
+        let own_time = Self::move_back(self.time, state, MostAhead::Nothing);
+        Ok(with_tiers!(self, state, tiers => {
             let wait = tiers.iter().map(|tier| self.retry_after(state, tier)).max().unwrap_or(Wait::Ms(0));
             let limited = wait > Wait::Ms(most_ms);
             tiers.iter_mut().for_each(|tier| tier.refuses = limited);
             let outcome = match limited {
-                true => self.outcome(state, tiers, found),
-                false => self.commit(state, tiers, found),
+                true => self.outcome(state, tiers, own_time),
+                false => self.commit(state, tiers, own_time),
             };
             let retry_after_ms = match wait.ms() {
                 Some(wait_ms) if limited => Some(wait_ms - most_ms),
@@ -312,18 +316,17 @@ impl Claim {
 
     /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn commit_if<S: StateMut>(
-        &self,
+    pub(super) fn commit_if<S: StateMut>(
+        self,
         state: &mut S,
-        quotas: &[Quota],
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
-        let found = self.find(state);
-        with_tiers!(self, state, quotas, tiers => {
+        let own_time = self.limit_ahead(state);
+        with_tiers!(self, state, tiers => {
             let outcome = match counts {
-                true => self.commit(state, tiers, found),
-                false => self.outcome(state, tiers, found),
+                true => self.commit(state, tiers, own_time),
+                false => self.outcome(state, tiers, own_time),
             };
             for tier in &*tiers {
                 let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
@@ -333,105 +336,99 @@ impl Claim {
         })
     }
 
-    /// Commits without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
+    /// Commits without a verdict. `awaited`: see [`Recorded::awaited`](super::Recorded::awaited).
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn record<S: StateMut>(
-        &self,
-        state: &mut S,
-        quotas: &[Quota],
-        ahead: bool,
-    ) -> Result<Outcome, TakeError> {
-        self.check_windows_fit(state, quotas)?;
+    pub(super) fn record<S: StateMut>(self, state: &mut S, awaited: bool) -> Result<Outcome, Mismatch> {
+        self.check_windows_fit(state)?;
         // A copy is told what follows from where the key's own time is.
-        let found = Found { ahead: false, moved_back: None };
-        Ok(with_tiers!(self, state, quotas, tiers => {
-            if ahead {
+        let own_time = OwnTime { ahead: false, moved_back: None };
+        Ok(with_tiers!(self, state, tiers => {
+            if awaited {
                 tiers.iter_mut().for_each(|tier| tier.refuses = false);
             }
-            self.commit(state, tiers, found)
+            self.commit(state, tiers, own_time)
         }))
     }
 
     /// Decides on a request that will not be committed.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn peek<S: State>(&self, state: &S, quotas: &[Quota]) -> Result<Decision, TakeError> {
-        self.check_windows_fit(state, quotas)?;
-        Ok(with_tiers!(self, state, quotas, tiers => {
+    pub(super) fn peek<S: State>(self, state: &S) -> Result<Decision, Mismatch> {
+        self.check_windows_fit(state)?;
+        Ok(with_tiers!(self, state, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
-            let found = Found { ahead: state.is_ahead_of(self.time.now()), moved_back: None };
-            Decision { verdict, outcome: self.outcome(state, tiers, found) }
+            let own_time = OwnTime { ahead: state.is_ahead_of(self.time.as_of()), moved_back: None };
+            Decision { verdict, outcome: self.outcome(state, tiers, own_time) }
         }))
     }
 
     /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn find<S: StateMut>(&self, state: &mut S) -> Found {
-        if state.is_ahead_of(self.time.now()) {
-            self.move_back(state, state.source().most_ahead())
+    fn limit_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
+        if state.is_ahead_of(self.time.as_of()) {
+            Self::move_back(self.time, state, state.source().most_ahead())
         } else {
-            Found { ahead: false, moved_back: None }
+            OwnTime { ahead: false, moved_back: None }
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn move_back<S: StateMut>(&self, state: &mut S, most: MostAhead) -> Found {
-        let Time { clock, at } = self.time;
-        let moved = at.is_none() && state.move_back(MoveBack { clock, most });
-        Found { ahead: state.is_ahead_of(self.time.now()), moved_back: moved.then_some(most) }
+    fn move_back<S: StateMut>(time: Time, state: &mut S, most: MostAhead) -> OwnTime {
+        let moved = time.at.is_none() && state.move_back(MoveBack { clock: time.clock, most });
+        OwnTime { ahead: state.is_ahead_of(time.as_of()), moved_back: moved.then_some(most) }
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn tier<S: State>(&self, state: &S, quota: Quota) -> Tier<S::Place> {
-        let usage = state.usage(quota, self.time.now());
-        let refuses = self.cost.taken() > 0 && usage.used + self.cost.taken() > quota.limit();
+    fn tier<S: State>(self, state: &S, quota: Quota) -> Tier<S::Place> {
+        let usage = state.usage(quota, self.time.as_of());
+        let refuses = self.cost.to_take() > 0 && usage.used + self.cost.to_take() > quota.limit();
         Tier { quota, usage, refuses }
     }
 
     /// Counts the units, or gives them back.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn commit<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
+    fn commit<S: StateMut>(self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
         if self.cost.get() < 0 {
-            return self.refund(state, tiers, found);
+            return self.refund(state, tiers, own_time);
         }
         let mut change = Change::default();
-        if self.cost.taken() > 0 {
-            change = state.add(tiers, self.cost.taken(), self.time.now());
+        if self.cost.to_take() > 0 {
+            change = state.add(tiers, self.cost.to_take(), self.time.as_of());
         }
-        Outcome { change, ..self.outcome(state, tiers, found) }
+        Outcome { change, ..self.outcome(state, tiers, own_time) }
     }
 
     #[cold]
     #[inline(never)]
-    fn refund<S: StateMut>(&self, state: &mut S, tiers: &mut [Tier<S::Place>], found: Found) -> Outcome {
+    fn refund<S: StateMut>(self, state: &mut S, tiers: &mut [Tier<S::Place>], own_time: OwnTime) -> Outcome {
         let quotas: QuotaList = tiers.iter().map(|tier| tier.quota).collect();
         // Without AT, everything can be given back, even what was counted at a time ahead of the clock.
         let as_of = self.time.at.unwrap_or_else(|| state.newest_units_in(&quotas).max(self.time.clock));
         let units = self.cost.get().unsigned_abs();
         // The earlier of clock and AT: what has ended by then matters to neither.
-        let ended_by = self.time.now().min(self.time.clock);
+        let ended_by = self.time.as_of().min(self.time.clock);
         let refund = Refund { units, as_of, ended_by };
         let Refunded { units, emptied } = state.refund(&quotas, refund);
         for tier in tiers.iter_mut() {
-            tier.usage = state.usage(tier.quota, self.time.now());
+            tier.usage = state.usage(tier.quota, self.time.as_of());
             if emptied {
                 tier.usage.used = 0;
             }
         }
         let change = Change { units, given_back: true, ..Change::default() };
-        let found = Found { ahead: state.is_ahead_of(self.time.now()), ..found };
-        Outcome { change, as_of, emptied, ..self.outcome(state, tiers, found) }
+        let own_time = OwnTime { ahead: state.is_ahead_of(self.time.as_of()), ..own_time };
+        Outcome { change, as_of, emptied, ..self.outcome(state, tiers, own_time) }
     }
 
     /// The outcome of a request that changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn outcome<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], found: Found) -> Outcome {
+    fn outcome<S: State>(self, state: &S, tiers: &[Tier<S::Place>], own_time: OwnTime) -> Outcome {
         Outcome {
             change: Change::default(),
-            as_of: self.time.now(),
+            as_of: self.time.as_of(),
             emptied: false,
-            ahead: found.ahead,
-            moved_back: found.moved_back,
+            ahead: own_time.ahead,
+            moved_back: own_time.moved_back,
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
         }
@@ -440,7 +437,7 @@ impl Claim {
     /// The reply, with the numbers of one tier: the longest wait if limited, else the fewest units remaining;
     /// on a tie, the earlier tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn verdict<S: State>(&self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
+    fn verdict<S: State>(self, state: &S, tiers: &[Tier<S::Place>], limited: bool) -> Verdict {
         let [first, rest @ ..] = tiers else { unreachable!("a request names a tier") };
         let mut shown = first;
         for other in rest {
@@ -460,7 +457,7 @@ impl Claim {
             remaining: shown.remaining(),
             retry_after_ms: if limited { self.retry_after(state, shown).ms() } else { None },
             reset_after_ms: match limit {
-                0 => state.reset_after_ms_without_limit(&shown.usage.place, self.time.now()),
+                0 => state.reset_after_ms_without_limit(&shown.usage.place, self.time.as_of()),
                 _ => self.wait_for(state, shown, limit).ms().unwrap_or(0),
             },
         }
@@ -468,18 +465,18 @@ impl Claim {
 
     /// The exact time until the tier allows the request, if no other comes.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn retry_after<S: State>(&self, state: &S, tier: &Tier<S::Place>) -> Wait {
-        self.wait_for(state, tier, self.cost.taken())
+    fn retry_after<S: State>(self, state: &S, tier: &Tier<S::Place>) -> Wait {
+        self.wait_for(state, tier, self.cost.to_take())
     }
 
     /// The exact time until `units` more fit the tier, if nothing else is counted: `retry_after` for the
     /// request's cost, `reset_after` for the whole limit.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn wait_for<S: State>(&self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
+    fn wait_for<S: State>(self, state: &S, tier: &Tier<S::Place>, units: u64) -> Wait {
         match tier.quota.limit().checked_sub(units) {
             None => Wait::Never,
             Some(most) if units == 0 || tier.usage.used <= most => Wait::Ms(0),
-            Some(most) => Wait::Ms(state.wait_until(tier.quota, &tier.usage.place, most, self.time.now())),
+            Some(most) => Wait::Ms(state.wait_until(tier.quota, &tier.usage.place, most, self.time.as_of())),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a request did to a key, and how a copy of the key does the same: without deciding again.
 
 use super::algorithm::Algorithm;
-use super::decision::TakeError;
+use super::decision::{Mismatch, Mode, Request};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, MAX_SAFE_INTEGER, Quota, QuotaList, Time, UnixMs, WindowMs};
 use super::state::Limiter;
@@ -10,7 +10,7 @@ use super::state::Limiter;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It counted units, or gave some back.
-    Counted(Counted),
+    Recorded(Recorded),
     /// It counted nothing, but moved the key in time.
     Moved(Moved),
     /// It gave back the last unit that counted, so the key was deleted.
@@ -24,18 +24,18 @@ impl Effect {
     }
 }
 
-/// What moved of a key in which nothing was counted: at least one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a key moved in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The key was moved back.
+    /// How it was moved back, before anything was counted.
     pub back: Option<MoveBack>,
-    /// The key expires at another time.
+    /// When it expires from then on; `None` if that did not change.
     pub expires: Option<UnixMs>,
 }
 
 /// Units that were counted or given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct Recorded {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// Units counted, or given back if negative; not 0.
@@ -43,19 +43,17 @@ pub struct Counted {
     /// The time as of which that was done.
     pub at: UnixMs,
     /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
-    /// [`Counted::quota`] and [`Algorithm::counts_by_limit`].
+    /// [`Recorded::quota`] and [`Algorithm::counts_by_limit`].
     pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
-    pub forgets: bool,
-    /// Whether the units were taken from a bucket ahead, so that somebody waits for them.
-    pub taken_ahead: bool,
-    /// How the key was moved back before that.
-    pub moved_back: Option<MoveBack>,
-    /// When the key expires from then on; `None` if that did not change.
-    pub expires: Option<UnixMs>,
+    pub forgot: bool,
+    /// Whether somebody waits for the units: `WITHIN` counted them in a bucket that lacked them.
+    pub awaited: bool,
+    /// How the key moved in time.
+    pub moved: Moved,
 }
 
-impl Counted {
+impl Recorded {
     /// What a request has counted or given back, in a key whose expiry did not change.
     #[inline(always)]
     pub fn of(
@@ -63,41 +61,44 @@ impl Counted {
         quotas: &[Quota],
         cost: Cost,
         outcome: &Outcome,
-        moved_back: Option<MoveBack>,
-    ) -> Counted {
-        let forgets = outcome.change.forgot;
+        back: Option<MoveBack>,
+    ) -> Recorded {
+        let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
-            false => Counted::quota(quota.window(), forgets),
+            false => Recorded::quota(quota.window(), forgot),
         };
         // How far a bucket fills up depends on all that is given back, not only on what was missing.
         let told_whole = algorithm.counts_by_limit() && cost.get() < 0;
-        Counted {
+        Recorded {
             algorithm,
             units: if told_whole { cost } else { cost.at_most(outcome.change.units) },
             at: outcome.as_of,
             quotas: quotas.iter().map(told).collect(),
-            forgets,
-            taken_ahead: outcome.change.taken_ahead,
-            moved_back,
-            expires: None,
+            forgot,
+            awaited: outcome.change.awaited,
+            moved: Moved { back, expires: None },
         }
     }
 
-    /// The quota by which a copy counts that is not told a limit. Only what a log forgets depends on the limit: at 0 it forgets an
+    /// The quota by which a copy counts that is not told a limit. Only what a log forgot depends on the limit: at 0 it forgot an
     /// entry, as the request did; at the largest, none that the request kept.
     #[inline(always)]
-    pub fn quota(window: WindowMs, forgets: bool) -> Quota {
-        Quota::new(if forgets { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
+    pub fn quota(window: WindowMs, forgot: bool) -> Quota {
+        Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// The time of the request alone: whatever the clock of a copy says, nothing has ended there until the copy is told so.
-    fn time(&self) -> Time {
-        Time { clock: UnixMs::default(), at: Some(self.at) }
+    /// What a copy does the same by: at the time of the request alone. Whatever the clock of a copy says, nothing has ended there
+    /// until the copy is told so.
+    #[inline(always)]
+    fn request(&self) -> Request<'_> {
+        let Recorded { algorithm, units: cost, ref quotas, .. } = *self;
+        let time = Time { clock: UnixMs::default(), at: Some(self.at) };
+        Request { algorithm, quotas, cost, mode: Mode::Force, time }
     }
 
     #[cold]
-    fn move_back(&self, limiter: &mut Limiter, to: MoveBack) -> Result<(), TakeError> {
+    fn move_back(&self, limiter: &mut Limiter, to: MoveBack) -> Result<(), Mismatch> {
         self.check(limiter)?;
         limiter.move_back(to);
         Ok(())
@@ -108,8 +109,9 @@ impl Counted {
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows.
-    pub fn check(&self, limiter: &Limiter) -> Result<(), TakeError> {
-        limiter.is_limited(self.algorithm, &self.quotas, self.units, self.time()).map(drop)
+    #[inline]
+    pub fn check(&self, limiter: &Limiter) -> Result<(), Mismatch> {
+        limiter.is_limited(self.request()).map(drop)
     }
 
     /// Counts the units, or gives them back. `is_new`: there was no such key.
@@ -118,15 +120,14 @@ impl Counted {
     ///
     /// Those of [`check`](Self::check). An error changes nothing.
     #[inline(always)]
-    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, TakeError> {
-        if let Some(to) = self.moved_back {
+    pub fn apply(&self, limiter: &mut Limiter, is_new: bool) -> Result<Pending, Mismatch> {
+        if let Some(to) = self.moved.back {
             self.move_back(limiter, to)?;
         }
-        let outcome =
-            limiter.record(self.algorithm, &self.quotas, self.units, self.taken_ahead, self.time())?;
+        let outcome = limiter.record(self.request(), self.awaited)?;
         let changed = outcome.changed();
         limiter.set_source(TimeSource::Unknown);
-        let expires = match self.expires {
+        let expires = match self.moved.expires {
             // The key was there when the request came, but is missing here. Without an expiry it would live forever.
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime_ms(self.at))),
             told => told,
@@ -134,7 +135,7 @@ impl Counted {
         Ok(Pending {
             changed,
             emptied: outcome.emptied,
-            moved_back: self.moved_back.is_some() && !is_new,
+            moved_back: self.moved.back.is_some() && !is_new,
             expires: expires.filter(|_| changed || !is_new),
         })
     }
@@ -166,12 +167,13 @@ impl Pending {
 
     /// What copies are told of it: how the key was moved `back`, and what was counted or given back.
     #[inline(always)]
-    pub fn effect(&self, back: Option<MoveBack>, counted: impl FnOnce() -> Counted) -> Effect {
+    pub fn effect(&self, back: Option<MoveBack>, recorded: impl FnOnce() -> Recorded) -> Effect {
         let Pending { changed, emptied, expires, .. } = *self;
+        let moved = Moved { back, expires };
         match (emptied, changed) {
             (true, _) => Effect::Deleted,
-            (false, false) => Effect::Moved(Moved { back, expires }),
-            (false, true) => Effect::Counted(Counted { expires, ..counted() }),
+            (false, false) => Effect::Moved(moved),
+            (false, true) => Effect::Recorded(Recorded { moved, ..recorded() }),
         }
     }
 }

@@ -5,10 +5,10 @@
 //! it stores a fresh limiter that has changed, and sets an expiry that moved. Copies learn of a deletion after it.
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::decision::{Decision, TakeError, Verdict};
-use super::effect::{Effect, Moved, Pending};
+use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
+use super::effect::{Effect, Pending};
 use super::lifetime::{Outcome, TimeSource};
-use super::quota::{Cost, Quota, Time, UnixMs, WindowMs};
+use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
 
 /// An open key.
@@ -49,60 +49,31 @@ impl<K: Key> Key for Option<K> {
     }
 }
 
-/// What becomes of a request that is over the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It counts nothing.
-    #[default]
-    AllOrNothing,
-    /// FORCE: it counts all of its units.
-    Force,
-    /// PARTIAL: it counts the units that fit.
-    Partial,
-    /// WITHIN: of buckets it counts all of its units, if they are there within this time.
-    Within(WindowMs),
-}
-
-/// A request about one key.
-#[derive(Clone, Copy, Debug)]
-pub struct Take<'r> {
-    /// The algorithm.
-    pub algorithm: Algorithm,
-    /// The tiers: at least one, each with a different window.
-    pub quotas: &'r [Quota],
-    /// Units to take, or to give back if negative.
-    pub cost: Cost,
-    /// What becomes of it if it is over the limit.
-    pub mode: Mode,
-    /// When it is decided.
-    pub time: Time,
-}
-
 /// What became of a request about one key.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
-    /// The verdict on the state alone. To reply, use [`Taken::reply`].
+pub struct Answer {
+    /// The verdict on the state alone. To reply, use [`Answer::reply`].
     pub verdict: Verdict,
     /// What it changed.
     pub outcome: Outcome,
     /// What is still to be done.
     pub pending: Pending,
     /// What the reply to PARTIAL and WITHIN tells besides the verdict.
-    pub counted: Option<CountedUnits>,
+    pub granted: Option<Granted>,
     longest_wait_ms: u64,
 }
 
-impl Taken {
+impl Answer {
     /// The verdict to reply with: no wait is longer than the key lives.
     #[inline(always)]
     pub fn reply(&self) -> Verdict {
-        self.verdict.within(self.longest_wait_ms)
+        self.verdict.at_most(self.longest_wait_ms)
     }
 }
 
-/// The units that PARTIAL or WITHIN counted.
+/// The units that PARTIAL or WITHIN granted.
 #[derive(Clone, Copy, Debug)]
-pub struct CountedUnits {
+pub struct Granted {
     /// How many; negative if they were given back.
     pub units: Cost,
     /// The time to give them back as of: at which they were counted, or are there after a wait. For windows ahead of the clock,
@@ -110,36 +81,34 @@ pub struct CountedUnits {
     pub at: UnixMs,
 }
 
-impl Take<'_> {
+impl Request<'_> {
     /// Decides, and counts the units or gives them back. If the key is empty, in a `fresh` limiter.
     ///
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
     #[inline(always)]
-    pub fn run(&self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Taken, TakeError> {
-        let Take { algorithm, quotas, cost, mode, time } = *self;
+    pub fn run(self, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Answer, Mismatch> {
+        let Request { algorithm, cost, mode, time, .. } = self;
         let limiter = key.limiter_or(fresh, algorithm);
         let Decision { verdict, outcome } = match mode {
-            Mode::Partial => limiter.take_what_fits(algorithm, quotas, cost, time)?,
-            Mode::Within(most) if cost.taken() > 0 => limiter.take_within(quotas, cost, most.get(), time)?,
-            Mode::AllOrNothing | Mode::Force | Mode::Within(_) => {
-                limiter.decide_and_commit(algorithm, quotas, cost, mode == Mode::Force, time)?
-            }
+            Mode::Partial => limiter.decide_and_commit_part(self)?,
+            Mode::Within(most) if cost.to_take() > 0 => limiter.decide_and_commit_within(self, most.get())?,
+            Mode::AllOrNothing | Mode::Force | Mode::Within(_) => limiter.decide_and_commit(self)?,
         };
         let pending = pending(key, fresh.as_mut(), time, &outcome);
         let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.expires);
-        let counted = match mode {
+        let granted = match mode {
             Mode::AllOrNothing | Mode::Force => None,
             Mode::Partial | Mode::Within(_) => {
-                let mut at = counted_at(key.limiter().or(fresh.as_ref()), quotas, cost, time, &outcome);
+                let mut at = counted_at(key.limiter().or(fresh.as_ref()), self, &outcome);
                 if let (false, Some(wait_ms)) = (verdict.limited, verdict.retry_after_ms) {
-                    at = at.max(time.now().plus_up_to_max(wait_ms));
+                    at = at.max(time.as_of().plus_up_to_max(wait_ms));
                 }
-                Some(CountedUnits { units: cost.at_most(outcome.change.units), at })
+                Some(Granted { units: cost.at_most(outcome.change.units), at })
             }
         };
-        Ok(Taken { verdict, outcome, pending, counted, longest_wait_ms })
+        Ok(Answer { verdict, outcome, pending, granted, longest_wait_ms })
     }
 }
 
@@ -149,17 +118,18 @@ impl Take<'_> {
 ///
 /// The key cannot hold the windows.
 #[inline]
-pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, TakeError> {
+pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, Mismatch> {
     let nothing = Limiter::new(Algorithm::Fixed);
     let limiter = key.limiter().unwrap_or(&nothing);
+    let of = |time| Request { algorithm: limiter.algorithm(), quotas, cost, mode: Mode::AllOrNothing, time };
     let Decision { verdict, outcome } = match time.at {
-        Some(_) => limiter.peek(quotas, cost, time)?,
+        Some(_) => limiter.peek(of(time))?,
         None => {
             let (limiter, clock) = limiter.as_moved_back(time.clock);
-            limiter.peek(quotas, cost, Time { clock, at: None })?
+            limiter.peek(of(Time { clock, at: None }))?
         }
     };
-    Ok(verdict.within(longest_wait_ms(key, time, &outcome, None)))
+    Ok(verdict.at_most(longest_wait_ms(key, time, &outcome, None)))
 }
 
 /// What RL.INFO shows of a key.
@@ -194,16 +164,16 @@ pub fn info(key: &impl Key, clock: UnixMs) -> Option<Info> {
 ///
 /// The key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
 #[inline(always)]
-pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Pending, TakeError> {
+pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -> Result<Pending, Mismatch> {
     let is_new = key.limiter().is_none();
     match effect {
-        Effect::Counted(counted) => counted.apply(key.limiter_or(fresh, counted.algorithm), is_new),
-        Effect::Moved(Moved { back, expires }) => Ok(match key.limiter_mut() {
+        Effect::Recorded(recorded) => recorded.apply(key.limiter_or(fresh, recorded.algorithm), is_new),
+        Effect::Moved(moved) => Ok(match key.limiter_mut() {
             Some(limiter) => {
-                if let Some(to) = back {
-                    limiter.move_back(*to);
+                if let Some(to) = moved.back {
+                    limiter.move_back(to);
                 }
-                Pending { moved_back: back.is_some(), expires: *expires, ..Pending::default() }
+                Pending { moved_back: moved.back.is_some(), expires: moved.expires, ..Pending::default() }
             }
             None => Pending::default(),
         }),
@@ -239,25 +209,20 @@ fn new_expiry(
 ) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;
-    let expiry = outcome.expiry(time, current, limiter.lifetime_ms(time.now()));
+    let expiry = outcome.expiry(time, current, limiter.lifetime_ms(time.as_of()));
     limiter.set_source(expiry.source);
     expiry.moves_to
 }
 
 /// The time that units were counted at: of windows ahead of the clock, their own newest time.
 #[inline(always)]
-pub(super) fn counted_at(
-    limiter: Option<&Limiter>,
-    quotas: &[Quota],
-    cost: Cost,
-    time: Time,
-    outcome: &Outcome,
-) -> UnixMs {
+pub(super) fn counted_at(limiter: Option<&Limiter>, request: Request, outcome: &Outcome) -> UnixMs {
+    let Request { quotas, cost, time, .. } = request;
     match limiter {
-        Some(limiter) if outcome.changed() && cost.taken() > 0 && outcome.ahead => {
-            limiter.newest_in(quotas).max(time.now())
+        Some(limiter) if outcome.changed() && cost.to_take() > 0 && outcome.ahead => {
+            limiter.newest_in(quotas).max(time.as_of())
         }
-        _ => time.now(),
+        _ => time.as_of(),
     }
 }
 

@@ -14,7 +14,7 @@
 //! The end is when nothing in the key counts any more. A key without an expiry, after PERSIST, gets one only when the end moves.
 //!
 //! This runs where a request is decided. Copies are told the time at which the key expires: see
-//! [`Counted::expires`](super::Counted::expires).
+//! [`Moved::expires`](super::Moved::expires).
 
 use super::quota::{Time, UnixMs};
 
@@ -71,7 +71,7 @@ pub enum MostAhead {
     Window,
     /// A minute longer, since it was written with AT.
     WindowAndMinute,
-    /// Not at all. Who takes units ahead is told to wait until they are there, and must not be told a time that moves afterwards.
+    /// Not at all. `WITHIN` tells when the units are there, which must not move afterwards.
     Nothing,
 }
 
@@ -96,10 +96,10 @@ pub struct Change {
     pub end_moved: bool,
     /// Whether the units were given back.
     pub given_back: bool,
-    /// Whether a log forgot its oldest entry: see [`Counted::forgets`](super::Counted::forgets).
+    /// Whether a log forgot its oldest entry: see [`Recorded::forgot`](super::Recorded::forgot).
     pub forgot: bool,
-    /// Whether somebody waits for the units: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
-    pub taken_ahead: bool,
+    /// Whether somebody waits for the units: see [`Recorded::awaited`](super::Recorded::awaited).
+    pub awaited: bool,
 }
 
 /// What a request changed, apart from its reply.

@@ -30,9 +30,9 @@ pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
-pub use decision::{Decision, RowVerdict, TakeError, Verdict, Wait};
-pub use effect::{Counted, Effect, Moved, Pending};
-pub use key::{Key, Mode};
+pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
+pub use effect::{Effect, Moved, Pending, Recorded};
+pub use key::Key;
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
 pub use quota::{
     Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,

@@ -126,7 +126,7 @@ pub struct Time {
 
 impl Time {
     /// The time to decide as of: AT if given, else the clock.
-    pub fn now(self) -> UnixMs {
+    pub fn as_of(self) -> UnixMs {
         self.at.unwrap_or(self.clock)
     }
 }
@@ -204,8 +204,8 @@ impl Cost {
         if units < self.0.unsigned_abs() { Cost(self.0.signum() * units as i64) } else { self }
     }
 
-    /// Units to take; 0 if it gives back.
-    pub const fn taken(self) -> u64 {
+    /// Units to take; 0 if it gives some back.
+    pub const fn to_take(self) -> u64 {
         if self.0 > 0 { self.0.unsigned_abs() } else { 0 }
     }
 }

@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 
 use super::algorithm::Algorithm;
-use super::decision::{RowVerdict, TakeError, Verdict, Wait};
-use super::effect::{Counted, Effect, Pending};
+use super::decision::{Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
+use super::effect::{Effect, Pending, Recorded};
 use super::key::{self, Key};
 use super::lifetime::Outcome;
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
@@ -27,10 +27,10 @@ pub struct Part<N, K, T> {
     pub key: Option<K>,
     /// The limiter to store if the key is empty.
     pub fresh: Option<Limiter>,
-    /// What is still to be done once `what` is decided.
+    /// What is still to be done once `task` is decided.
     pub pending: Pending,
     /// The row that is decided about the key, or the effect that is applied to it.
-    pub what: T,
+    pub task: T,
 }
 
 impl<N, K, T> Part<N, K, T> {
@@ -61,13 +61,13 @@ impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
     ///
     /// If there are [`MAX_ROWS`] already.
     #[inline]
-    pub fn add(&mut self, name: N, what: T) -> usize {
+    pub fn add(&mut self, name: N, task: T) -> usize {
         let fingerprint = self.fingerprint(name.as_ref());
         let is_equal =
             |part: &Part<N, K, T>| part.fingerprint == fingerprint && part.name.as_ref() == name.as_ref();
         let first = self.parts.iter().position(is_equal).unwrap_or(self.parts.len());
         let (key, fresh, pending) = (None, None, Pending::default());
-        self.parts.push(Part { name, fingerprint, first, key, fresh, pending, what });
+        self.parts.push(Part { name, fingerprint, first, key, fresh, pending, task });
         first
     }
 
@@ -102,18 +102,25 @@ impl<N, K, T> DerefMut for Parts<N, K, T> {
 /// A row of RL.ALL: one tier of one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The number of rows of the key, in its first row.
-    pub tiers: usize,
     /// The algorithm of the key.
     pub algorithm: Algorithm,
     /// The limit and window.
     pub quota: Quota,
     /// Units to take, or to give back if negative.
     pub cost: Cost,
-    /// Whether the key refuses.
-    pub limited: bool,
     /// The reply of a request about this tier alone.
     pub verdict: Verdict,
+    /// What concerns all rows of the key, in the first of them.
+    pub of_key: Option<KeyOfRows>,
+}
+
+/// One key of RL.ALL: what its rows have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyOfRows {
+    /// The number of rows.
+    pub tiers: usize,
+    /// Whether the key refuses.
+    pub limited: bool,
     /// What was changed in the key.
     pub outcome: Outcome,
 }
@@ -122,14 +129,20 @@ impl Row {
     /// A row that is not decided yet, and whose key has no other.
     #[inline(always)]
     pub fn new(algorithm: Algorithm, quota: Quota, cost: Cost) -> Row {
-        let (verdict, outcome) = (Verdict::default(), Outcome::default());
-        Row { tiers: 1, algorithm, quota, cost, limited: false, verdict, outcome }
+        let of_key = Some(KeyOfRows { tiers: 1, ..KeyOfRows::default() });
+        Row { algorithm, quota, cost, verdict: Verdict::default(), of_key }
+    }
+
+    /// The request about the rows of its key, of which these are the quotas.
+    #[inline(always)]
+    fn request<'q>(&self, quotas: &'q [Quota], time: Time) -> Request<'q> {
+        Request { algorithm: self.algorithm, quotas, cost: self.cost, mode: Mode::AllOrNothing, time }
     }
 }
 
 /// What became of a request about several keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenAll {
+pub struct AnswerAll {
     /// Whether a key refused.
     pub limited: bool,
     /// Milliseconds until all keys allow the same request; `None` if it was allowed or never will be.
@@ -144,42 +157,48 @@ pub struct TakenAll {
 ///
 /// A key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
 #[inline]
-pub fn take<N, K: Key>(rows: &mut [Part<N, K, Row>], force: bool, time: Time) -> Result<TakenAll, TakeError> {
+pub fn run<N, K: Key>(rows: &mut [Part<N, K, Row>], force: bool, time: Time) -> Result<AnswerAll, Mismatch> {
     let mut limited = false;
     for index in 0..rows.len() {
-        if rows[index].first == index {
-            limited |= decide(rows, index, time)?;
+        if let Some(KeyOfRows { tiers, .. }) = rows[index].task.of_key {
+            limited |= decide(rows, index, tiers, time)?;
         }
     }
     // From here on nothing fails.
     let (mut retry_after, mut at) = (Wait::Ms(0), UnixMs::default());
     for index in 0..rows.len() {
-        if rows[index].first == index {
-            let (wait, counted_at) = commit_if(rows, index, force || !limited, time);
+        if let Some(KeyOfRows { tiers, .. }) = rows[index].task.of_key {
+            let (wait, counted_at) = commit_if(rows, index, tiers, force || !limited, time);
             retry_after = retry_after.max(wait);
             at = at.max(counted_at);
         }
     }
     let retry_after_ms = if limited { retry_after.ms() } else { None };
-    Ok(TakenAll { limited, retry_after_ms, at })
+    Ok(AnswerAll { limited, retry_after_ms, at })
 }
 
 /// The quotas of all rows of the key that has this first row.
 #[cold]
 fn quotas<N, K>(rows: &[Part<N, K, Row>], first: usize) -> QuotaList {
-    rows[first..].iter().filter(|part| part.first == first).map(|part| part.what.quota).collect()
+    rows[first..].iter().filter(|part| part.first == first).map(|part| part.task.quota).collect()
 }
 
 #[inline(always)]
-fn decide<N, K: Key>(rows: &mut [Part<N, K, Row>], first: usize, time: Time) -> Result<bool, TakeError> {
-    let several = if rows[first].what.tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
-    let Part { key, fresh, what, .. } = &mut rows[first];
-    let limiter = key.limiter_or(fresh, what.algorithm);
-    what.limited = match what.tiers {
-        1 => limiter.is_limited(what.algorithm, &[what.quota], what.cost, time)?,
-        _ => limiter.is_limited(what.algorithm, &several, what.cost, time)?,
+fn decide<N, K: Key>(
+    rows: &mut [Part<N, K, Row>],
+    first: usize,
+    tiers: usize,
+    time: Time,
+) -> Result<bool, Mismatch> {
+    let several = if tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
+    let Part { key, fresh, task, .. } = &mut rows[first];
+    let limiter = key.limiter_or(fresh, task.algorithm);
+    let limited = match tiers {
+        1 => limiter.is_limited(task.request(&[task.quota], time))?,
+        _ => limiter.is_limited(task.request(&several, time))?,
     };
-    Ok(what.limited)
+    task.of_key = Some(KeyOfRows { tiers, limited, outcome: Outcome::default() });
+    Ok(limited)
 }
 
 /// Commits the rows of one key, if `counts` is set. Returns their longest wait, and the time that they were counted at.
@@ -187,20 +206,21 @@ fn decide<N, K: Key>(rows: &mut [Part<N, K, Row>], first: usize, time: Time) -> 
 fn commit_if<N, K: Key>(
     rows: &mut [Part<N, K, Row>],
     first: usize,
+    tiers: usize,
     counts: bool,
     time: Time,
 ) -> (Wait, UnixMs) {
     // A key with one row, as nearly every one has, needs no lists. That spares an RL.ALL nearly 3 % of its instructions
     // (`make check-instructions`).
-    if rows[first].what.tiers > 1 {
+    if tiers > 1 {
         return commit_tiers_if(rows, first, counts, time);
     }
     let (part, mut verdict) = (&mut rows[first], None);
-    let quota = part.what.quota;
+    let quota = part.task.quota;
     let (longest_wait_ms, at) = commit_key_if(part, &[quota], counts, time, |row| verdict = Some(row));
     let Some(row) = verdict else { unreachable!("there is a tier") };
-    let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
-    part.what.verdict = verdict;
+    let RowVerdict { verdict, retry_after } = row.at_most(longest_wait_ms);
+    part.task.verdict = verdict;
     (retry_after, at)
 }
 
@@ -217,8 +237,8 @@ fn commit_tiers_if<N, K: Key>(
     let mut longest = Wait::Ms(0);
     let of_key = rows[first..].iter_mut().filter(|part| part.first == first);
     for (row, part) in verdicts.iter().zip(of_key) {
-        let RowVerdict { verdict, retry_after } = row.within(longest_wait_ms);
-        part.what.verdict = verdict;
+        let RowVerdict { verdict, retry_after } = row.at_most(longest_wait_ms);
+        part.task.verdict = verdict;
         longest = longest.max(retry_after);
     }
     (longest, at)
@@ -227,27 +247,31 @@ fn commit_tiers_if<N, K: Key>(
 /// Passes on the verdicts. Returns an upper bound on their waits, and the time that units were counted at.
 #[inline(always)]
 fn commit_key_if<N, K: Key>(
-    Part { key, fresh, pending, what, .. }: &mut Part<N, K, Row>,
+    Part { key, fresh, pending, task, .. }: &mut Part<N, K, Row>,
     quotas: &[Quota],
     counts: bool,
     time: Time,
     verdicts: impl FnMut(RowVerdict),
 ) -> (u64, UnixMs) {
-    let limiter = key.limiter_or(fresh, what.algorithm);
-    what.outcome = limiter.commit_if(quotas, what.cost, counts, time, verdicts);
-    let at = key::counted_at(Some(limiter), quotas, what.cost, time, &what.outcome);
-    *pending = key::pending(key, fresh.as_mut(), time, &what.outcome);
-    (key::longest_wait_ms(key, time, &what.outcome, pending.expires), at)
+    let (limiter, request) = (key.limiter_or(fresh, task.algorithm), task.request(quotas, time));
+    let outcome = limiter.commit_if(request, counts, verdicts);
+    let at = key::counted_at(Some(limiter), request, &outcome);
+    *pending = key::pending(key, fresh.as_mut(), time, &outcome);
+    if let Some(of_key) = &mut task.of_key {
+        of_key.outcome = outcome;
+    }
+    (key::longest_wait_ms(key, time, &outcome, pending.expires), at)
 }
 
 /// Returns what copies are told of the key that has this first row, by the clock of the request.
 #[inline]
 pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Effect {
-    let Part { pending, what: Row { algorithm, quota, tiers, cost, outcome, .. }, .. } = &rows[first];
+    let Part { pending, task: Row { algorithm, quota, cost, of_key, .. }, .. } = &rows[first];
+    let Some(KeyOfRows { tiers, outcome, .. }) = of_key else { unreachable!("it is the first row") };
     let back = outcome.moved_back_to(clock);
     pending.effect(back, || match tiers {
-        1 => Counted::of(*algorithm, &[*quota], *cost, outcome, back),
-        _ => Counted::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
+        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome, back),
+        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
     })
 }
 
@@ -257,15 +281,15 @@ pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Ef
 ///
 /// A key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
 #[inline]
-pub fn apply<N, K: Key>(parts: &mut [Part<N, K, Effect>]) -> Result<(), TakeError> {
-    for Part { key, what, .. } in &*parts {
-        if let (Some(limiter), Effect::Counted(counted)) = (key.limiter(), what) {
-            counted.check(limiter)?;
+pub fn apply<N, K: Key>(parts: &mut [Part<N, K, Effect>]) -> Result<(), Mismatch> {
+    for Part { key, task, .. } in &*parts {
+        if let (Some(limiter), Effect::Recorded(recorded)) = (key.limiter(), task) {
+            recorded.check(limiter)?;
         }
     }
     // From here on nothing fails.
-    for Part { key, fresh, pending, what, .. } in parts {
-        *pending = key::apply(what, key, fresh)?;
+    for Part { key, fresh, pending, task, .. } in parts {
+        *pending = key::apply(task, key, fresh)?;
     }
     Ok(())
 }

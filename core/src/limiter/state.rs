@@ -6,14 +6,19 @@ use std::slice;
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
-use super::decision::{Claim, Decision, RowVerdict, State, StateMut, TakeError};
+use super::decision::{Decision, Mismatch, Mode, Request, RowVerdict, State, StateMut};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
 use super::quota::{Cost, Quota, QuotaList, Time, UnixMs, WindowMs};
 
-/// The state of one key. 16 bytes, since there may be millions of keys.
+/// The state of one key, in 16 bytes, since there may be millions of keys:
+///
+/// ```text
+///  1 byte    the variant; of one small counter, its algorithm too
+/// 15         that counter; else 7 bytes of nothing, and 8 that point to an allocation
+/// ```
 #[derive(Clone, Debug)]
 pub enum Limiter {
     /// RL.FIXED or RL.SLIDING.
@@ -205,161 +210,123 @@ impl Limiter {
         }
     }
 
-    /// Whether a quota refuses `cost` units. Changes nothing.
+    /// Whether a quota refuses the request. Changes nothing.
     ///
     /// # Errors
     ///
     /// The key is counted by another algorithm, or cannot hold the windows.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn is_limited(
-        &self,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        time: Time,
-    ) -> Result<bool, TakeError> {
-        self.check_algorithm(algorithm)?;
-        read!(self, state => Claim { cost, time }.is_limited(state, quotas))
+    pub fn is_limited(&self, request: Request) -> Result<bool, Mismatch> {
+        self.check_algorithm(request.algorithm)?;
+        read!(self, state => request.is_limited(state))
     }
 
     /// Commits a request that [`is_limited`](Self::is_limited) has checked, if it `counts`. Passes on the verdict on each
     /// tier.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn commit_if(
-        &mut self,
-        quotas: &[Quota],
-        cost: Cost,
-        counts: bool,
-        time: Time,
-        verdicts: impl FnMut(RowVerdict),
-    ) -> Outcome {
+    pub fn commit_if(&mut self, request: Request, counts: bool, verdicts: impl FnMut(RowVerdict)) -> Outcome {
         if counts {
-            self.make_room(quotas, cost, time);
+            self.make_room(request);
         }
-        change!(self, state => Claim { cost, time }.commit_if(state, quotas, counts, verdicts))
+        change!(self, state => request.commit_if(state, counts, verdicts))
     }
 
-    /// Decides, and commits the request if it is allowed or if `force` is set: in one pass.
+    /// Decides, and commits the request if it is allowed or forced: in one pass.
     ///
     /// # Errors
     ///
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn decide_and_commit(
-        &mut self,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        force: bool,
-        time: Time,
-    ) -> Result<Decision, TakeError> {
-        let claim = Claim { cost, time };
+    pub fn decide_and_commit(&mut self, request: Request) -> Result<Decision, Mismatch> {
+        let Request { algorithm, quotas, cost, mode, time } = request;
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
-                let decision = claim.decide_and_commit(&mut counters.counted_by(algorithm), quotas, force)?;
+                let decision = request.decide_and_commit(&mut counters.counted_by(algorithm))?;
                 return Ok(decision);
             }
             Limiter::Large(large) => {
-                let decision = claim.decide_and_commit(large.as_mut(), quotas, force)?;
+                let decision = request.decide_and_commit(large.as_mut())?;
                 self.shorten();
                 return Ok(decision);
             }
             any_short!() => {
                 let mut short = Short::new(&mut *self);
-                if short.surely_has_room(cost.taken(), time.now()) {
-                    return claim.decide_and_commit(&mut short, quotas, force);
+                if short.surely_has_room(cost.to_take(), time.as_of()) {
+                    return request.decide_and_commit(&mut short);
                 }
             }
-            any_buckets!() => return claim.decide_and_commit(&mut Buckets(self), quotas, force),
+            any_buckets!() => return request.decide_and_commit(&mut Buckets(self)),
         }
-        self.decide_then_commit(algorithm, quotas.iter().copied().collect(), claim, force)
+        let force = mode == Mode::Force;
+        self.decide_and_commit_rarely(algorithm, quotas.iter().copied().collect(), cost, force, time)
     }
 
     /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: what few requests do.
     /// Inlined, it would make the usual ones slower.
     #[cold]
     #[inline(never)]
-    fn decide_then_commit(
+    fn decide_and_commit_rarely(
         &mut self,
         algorithm: Algorithm,
         quotas: QuotaList,
-        claim: Claim,
+        cost: Cost,
         force: bool,
-    ) -> Result<Decision, TakeError> {
-        let Claim { cost, time } = claim;
-        if force | !self.is_limited(algorithm, &quotas, cost, time)? {
-            self.make_room(&quotas, cost, time);
+        time: Time,
+    ) -> Result<Decision, Mismatch> {
+        let mode = if force { Mode::Force } else { Mode::AllOrNothing };
+        let request = Request { algorithm, quotas: &quotas, cost, mode, time };
+        if force || !self.is_limited(request)? {
+            self.make_room(request);
         }
-        change!(self, state => claim.decide_and_commit(state, &quotas, force))
+        change!(self, state => request.decide_and_commit(state))
     }
 
-    /// Counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more.
+    /// PARTIAL: counts as many of the units as fit every quota. If not all do, the verdict is that of a request for one more.
     ///
     /// # Errors
     ///
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
-    pub fn take_what_fits(
-        &mut self,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        time: Time,
-    ) -> Result<Decision, TakeError> {
-        let mut decision = self.decide_and_commit(algorithm, quotas, cost, false, time)?;
+    pub fn decide_and_commit_part(&mut self, request: Request) -> Result<Decision, Mismatch> {
+        let of = |cost| Request { cost, ..request };
+        let mut decision = self.decide_and_commit(request)?;
         if decision.verdict.limited {
             // A peek at no units is allowed, so it tells what remains in the tier that has least: fewer than the cost.
-            let part = cost.at_most(self.peek(quotas, Cost::ZERO, time)?.verdict.remaining);
+            let part = request.cost.at_most(self.peek(of(Cost::ZERO))?.verdict.remaining);
             if part != Cost::ZERO {
                 let moved_back = decision.outcome.moved_back;
-                let Decision { outcome, .. } =
-                    self.decide_and_commit(algorithm, quotas, part, false, time)?;
+                let Decision { outcome, .. } = self.decide_and_commit(of(part))?;
                 decision.outcome = Outcome { moved_back, ..outcome };
             }
-            decision.verdict = self.peek(quotas, Cost::ONE, time)?.verdict;
+            decision.verdict = self.peek(of(Cost::ONE))?.verdict;
         }
         Ok(decision)
     }
 
-    /// Takes units of buckets ahead, if they are there within so many milliseconds. The verdict tells how long to wait for them.
+    /// WITHIN: counts units in buckets, if they are there within so many milliseconds. The verdict tells how long to wait for them.
     ///
     /// # Errors
     ///
     /// The key is counted by another algorithm than RL.BUCKET, or cannot hold the windows. An error changes nothing.
-    pub fn take_within(
-        &mut self,
-        quotas: &[Quota],
-        cost: Cost,
-        most_ms: u64,
-        time: Time,
-    ) -> Result<Decision, TakeError> {
+    pub fn decide_and_commit_within(&mut self, request: Request, most_ms: u64) -> Result<Decision, Mismatch> {
         match self {
-            any_buckets!() => {
-                Claim { cost, time }.decide_and_commit_within(&mut Buckets(self), quotas, most_ms)
-            }
+            any_buckets!() => request.decide_and_commit_within(&mut Buckets(self), most_ms),
             Limiter::Counters(_) | Limiter::Large(_) | any_short!() => {
-                Err(TakeError::OtherAlgorithm(self.algorithm()))
+                Err(Mismatch::OtherAlgorithm(self.algorithm()))
             }
         }
     }
 
-    /// Counts the units, or gives them back, without a verdict. `ahead`: see [`Counted::taken_ahead`](super::Counted::taken_ahead).
+    /// Counts the units, or gives them back, without a verdict. `awaited`: see [`Recorded::awaited`](super::Recorded::awaited).
     ///
     /// # Errors
     ///
     /// Those of [`is_limited`](Self::is_limited). An error changes nothing.
-    #[inline]
-    pub fn record(
-        &mut self,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        ahead: bool,
-        time: Time,
-    ) -> Result<Outcome, TakeError> {
-        self.check_algorithm(algorithm)?;
-        self.make_room(quotas, cost, time);
-        change!(self, state => Claim { cost, time }.record(state, quotas, ahead))
+    #[inline(always)]
+    pub fn record(&mut self, request: Request, awaited: bool) -> Result<Outcome, Mismatch> {
+        self.check_algorithm(request.algorithm)?;
+        self.make_room(request);
+        change!(self, state => request.record(state, awaited))
     }
 
     /// Moves what is too far ahead of the clock. Returns whether anything was.
@@ -391,25 +358,25 @@ impl Limiter {
     ///
     /// The key cannot hold the windows.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn peek(&self, quotas: &[Quota], cost: Cost, time: Time) -> Result<Decision, TakeError> {
-        read!(self, state => Claim { cost, time }.peek(state, quotas))
+    pub fn peek(&self, request: Request) -> Result<Decision, Mismatch> {
+        read!(self, state => request.peek(state))
     }
 
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), TakeError> {
+    fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), Mismatch> {
         match self.algorithm() {
             own if own == algorithm => Ok(()),
-            own => Err(TakeError::OtherAlgorithm(own)),
+            own => Err(Mismatch::OtherAlgorithm(own)),
         }
     }
 
     /// Turns a short log into a large one if the units do not fit.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn make_room(&mut self, quotas: &[Quota], cost: Cost, time: Time) {
+    fn make_room(&mut self, Request { quotas, cost, time, .. }: Request) {
         if let any_short!() = self
-            && cost.taken() > 0
+            && cost.to_take() > 0
             && let mut short = Short::new(&mut *self)
-            && !short.make_room(quotas, cost.taken(), time.now())
+            && !short.make_room(quotas, cost.to_take(), time.as_of())
         {
             *self = Limiter::Large(short::lengthened(&short));
         }

@@ -3,14 +3,6 @@
 //! - `table`: the keys by name and by expiry, bounded in number.
 //! - `reserve`: memory kept free for requests, which are refused without it.
 //! - `resp`: replies as the bytes of RESP2.
-//!
-//! ```
-//! use redis_rl_core::memory::Memory;
-//!
-//! let mut memory = Memory::new(100_000);
-//! let reply = memory.call(1_700_000_000_000, &["RL.LOG", "login:alice", "3", "1m"]);
-//! assert_eq!(reply, b"*5\r\n:0\r\n:3\r\n:2\r\n:-1\r\n:60000\r\n");
-//! ```
 
 mod reserve;
 mod resp;
@@ -18,11 +10,11 @@ mod table;
 
 use std::hash::{BuildHasher, RandomState};
 
-use crate::limiter::key::{self, Take};
+use crate::limiter::key;
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Mode, Time, UnixMs};
+use crate::limiter::{Algorithm, Mode, Request, Time, UnixMs};
 use crate::reply::{self, Reply};
-use crate::request::{self, Refusal, Request, Verb};
+use crate::request::{self, Arguments, Refusal, Verb};
 use reserve::{Needed, Reserve};
 use resp::Resp;
 use table::Table;
@@ -30,12 +22,8 @@ use table::Table;
 /// The most bytes of a word.
 pub const MAX_WORD_BYTES: usize = 64 << 10;
 
-/// The reply to a command that needs more memory than there is.
+/// The reply to a command that needs more memory than there is: not even this reply needs any.
 pub const OUT_OF_MEMORY: &[u8] = b"-OOM command not allowed when this process is out of memory.\r\n";
-
-/// The same, as a command returns it.
-const OOM: Refusal = Refusal::Text(c"OOM command not allowed when this process is out of memory.");
-const LONG_WORD: Refusal = Refusal::Text(c"ERR each word must have at most 65536 bytes");
 
 /// Keys in memory, and the commands on them.
 pub struct Memory {
@@ -72,11 +60,11 @@ impl Memory {
         self.table.expire(now);
         match verb(name) {
             _ if words.iter().any(|word| word.as_ref().len() > MAX_WORD_BYTES) => {
-                self.refuse(name, LONG_WORD)
+                self.reply.refuse(name, Refusal::LONG_WORD)
             }
             Some(verb) => {
                 if let Err(refusal) = self.run(verb, args, now) {
-                    self.refuse(verb.name().to_bytes(), refusal);
+                    self.reply.refuse(verb.name().to_bytes(), refusal);
                 }
             }
             None => self.run_of_server(name, args, now),
@@ -113,19 +101,19 @@ impl Memory {
         args: &[W],
         now: UnixMs,
     ) -> Result<(), Refusal> {
-        let Request { quotas, cost, mode, at } = Request::parse(args, Verb::Take(algorithm))?;
-        let take = Take { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
+        let Arguments { quotas, cost, mode, at } = Arguments::parse(args, Verb::Take(algorithm))?;
+        let request = Request { algorithm, quotas: &quotas, cost, mode, time: Time { clock: now, at } };
         let may_grow = self.table.reserve(1).is_ok();
         let (mut key, mut fresh) = (self.table.get(name, now), None);
         let mut needed = Needed::default();
         needed.add(name, &key, algorithm, quotas.len());
         if !(may_grow || key.is_some()) || !self.reserve.lend(&needed) {
-            return Err(OOM);
+            return Err(Refusal::OUT_OF_MEMORY);
         }
-        let taken = take.run(&mut key, &mut fresh)?;
-        reply::taken(&mut self.reply, &taken);
-        if taken.pending.is_any() {
-            self.table.carry_out(name, fresh, taken.pending);
+        let answer = request.run(&mut key, &mut fresh)?;
+        reply::answer(&mut self.reply, &answer);
+        if answer.pending.is_any() {
+            self.table.carry_out(name, fresh, answer.pending);
         }
         Ok(())
     }
@@ -137,34 +125,34 @@ impl Memory {
         let may_grow = self.table.reserve(rows.len()).is_ok();
         let (mut has_new, mut needed) = (false, Needed::default());
         for index in 0..rows.len() {
-            if rows[index].first() == index {
+            if let Some(of_key) = rows[index].task.of_key {
                 let name = rows[index].name.as_ref();
                 let key = self.table.lend(name, now);
-                needed.add(name, &key, rows[index].what.algorithm, rows[index].what.tiers);
+                needed.add(name, &key, rows[index].task.algorithm, of_key.tiers);
                 has_new |= key.is_none();
                 rows[index].key = key;
             }
         }
-        let taken = if (may_grow || !has_new) && self.reserve.lend(&needed) {
-            several::take(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
+        let answer = if (may_grow || !has_new) && self.reserve.lend(&needed) {
+            several::run(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
         } else {
-            Err(OOM)
+            Err(Refusal::OUT_OF_MEMORY)
         };
         for row in rows.iter_mut() {
             if let Some(held) = row.key.take() {
-                self.table.give_back(row.name.as_ref(), held);
+                self.table.put_back(row.name.as_ref(), held);
             }
         }
-        let taken = taken?;
+        let answer = answer?;
         for row in rows.iter_mut().filter(|row| row.pending.is_any()) {
             self.table.carry_out(row.name.as_ref(), row.fresh.take(), row.pending);
         }
-        reply::all(&mut self.reply, &taken, rows.iter().map(|row| &row.what.verdict));
+        reply::all(&mut self.reply, &answer, rows.iter().map(|row| &row.task.verdict));
         Ok(())
     }
 
     fn peek<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W], now: UnixMs) -> Result<(), Refusal> {
-        let Request { quotas, cost, at, .. } = Request::parse(args, Verb::Peek)?;
+        let Arguments { quotas, cost, at, .. } = Arguments::parse(args, Verb::Peek)?;
         let verdict = key::peek(&self.table.get(name, now), &quotas, cost, Time { clock: now, at })?;
         reply::verdict(&mut self.reply, &verdict);
         Ok(())
@@ -173,17 +161,10 @@ impl Memory {
     fn info(&mut self, name: &[u8], now: UnixMs) -> Result<(), Refusal> {
         let key = self.table.get(name, now);
         if !self.reserve.lend(&Needed::of_reading()) {
-            return Err(OOM);
+            return Err(Refusal::OUT_OF_MEMORY);
         }
         reply::info(&mut self.reply, key::info(&key, now));
         Ok(())
-    }
-
-    fn refuse(&mut self, command: &[u8], refusal: Refusal) {
-        match refusal {
-            Refusal::Arity => self.reply.wrong_arity(command),
-            Refusal::Text(text) => self.reply.error(text.to_bytes()),
-        }
     }
 
     /// Runs one of the server's own commands.
@@ -210,9 +191,9 @@ impl Memory {
                 keys.clear();
                 reply.ok();
             }
-            (b"flushall", _) => reply.error(b"ERR syntax error"),
+            (b"flushall", _) => reply.refuse(name, Refusal::SYNTAX),
             (command @ (b"del" | b"exists" | b"pttl" | b"pexpiretime" | b"dbsize"), _) => {
-                reply.wrong_arity(command)
+                reply.refuse(command, Refusal::Arity)
             }
             _ => reply.unknown_command(name, args),
         }

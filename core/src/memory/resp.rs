@@ -2,6 +2,7 @@
 
 use crate::limiter::digits;
 use crate::reply::Reply;
+use crate::request::Refusal;
 
 /// The bytes of an unknown command's name, and of its arguments together, that a server repeats in its error.
 const REPEATED: usize = 128;
@@ -27,13 +28,14 @@ impl Resp {
         self.0.extend_from_slice(b"+OK\r\n");
     }
 
-    /// Replies with an error that begins with its code.
-    pub fn error(&mut self, text: &[u8]) {
-        self.error_of(&[text]);
-    }
-
-    pub fn wrong_arity(&mut self, name: &[u8]) {
-        self.error_of(&[b"ERR wrong number of arguments for '", name, b"' command"]);
+    /// Replies with an error to the command of this name.
+    pub fn refuse(&mut self, name: &[u8], refusal: Refusal) {
+        self.0.push(b'-');
+        match refusal {
+            Refusal::Arity => self.line(&[b"ERR wrong number of arguments for '", name, b"' command"]),
+            Refusal::Text(text) => self.line(&[text.to_bytes()]),
+        }
+        self.0.extend_from_slice(b"\r\n");
     }
 
     pub fn unknown_command<W: AsRef<[u8]>>(&mut self, name: &[u8], args: &[W]) {
@@ -46,12 +48,6 @@ impl Resp {
             };
             self.line(&[b"'", start(arg.as_ref(), room), b"' "]);
         }
-        self.0.extend_from_slice(b"\r\n");
-    }
-
-    fn error_of(&mut self, parts: &[&[u8]]) {
-        self.0.push(b'-');
-        self.line(parts);
         self.0.extend_from_slice(b"\r\n");
     }
 

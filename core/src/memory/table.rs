@@ -168,7 +168,7 @@ impl Table {
         Some(&mut self.slots[index as usize].held)
     }
 
-    /// Takes the key of this name out, until it is given back.
+    /// Lends the key of this name, until it is put back.
     pub fn lend(&mut self, name: &[u8], now: UnixMs) -> Option<Held> {
         let place = self.get(name, now)?;
         let nothing = Held { limiter: Limiter::new(Algorithm::Fixed), ..*place };
@@ -176,7 +176,7 @@ impl Table {
     }
 
     /// Puts back a key that was lent.
-    pub fn give_back(&mut self, name: &[u8], held: Held) {
+    pub fn put_back(&mut self, name: &[u8], held: Held) {
         if let Some(index) = self.find(name) {
             self.slots[index as usize].held = held;
         }

@@ -20,7 +20,7 @@ pub static REQUESTS: LazyLock<Vec<&str>> = LazyLock::new(|| [&COMMANDS[..], &["R
 /// The letter of an algorithm in effects, by the name of its command.
 pub fn letter(command: &str) -> char {
     let is_effect = |word: String| match decode_effect(word.as_bytes()) {
-        Some(Effect::Counted(counted)) => counted.algorithm.command().to_str() == Ok(command),
+        Some(Effect::Recorded(counted)) => counted.algorithm.command().to_str() == Ok(command),
         _ => false,
     };
     // With a window alone, or with a limit too.

@@ -114,8 +114,8 @@ impl Counter {
         units
     }
 
-    /// Takes up to `units` from the window of `as_of` and, if sliding, from the one before it, if it still holds
-    /// them. Returns how many were taken. It stays in its window, also if `as_of` is in the next.
+    /// Gives back up to `units` from the window of `as_of` and, if sliding, from the one before it, if it still holds
+    /// them. Returns how many. It stays in its window, also if `as_of` is in the next.
     pub fn refund(&mut self, method: Method, units: u64, as_of: UnixMs) -> u64 {
         let named = as_of.window_number(self.window);
         let from_current = named == self.number || (method == Method::Sliding && named == self.number + 1);

@@ -10,7 +10,7 @@ use super::varint;
 /// The units of one millisecond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// When they were taken.
+    /// When they were counted.
     pub at: UnixMs,
     /// How many.
     pub units: u64,

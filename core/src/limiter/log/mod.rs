@@ -1,4 +1,4 @@
-//! RL.LOG: every unit carries the time it was taken at, and is free again one window later.
+//! RL.LOG: every unit carries the time it was counted at, and is free again one window later.
 //!
 //! A log of few units is [`short`]: one small allocation. A log of many is [`large`]: blocks with totals, and
 //! remembered places. What both do alike is here, in terms of [`Entries`].
