@@ -276,7 +276,8 @@ impl Limiter {
     ) -> Result<Decision, Mismatch> {
         let mode = if force { Mode::Force } else { Mode::AllOrNothing };
         let request = Request { algorithm, quotas: &quotas, cost, mode, time };
-        if force || !self.is_limited(request)? {
+        let limited = self.is_limited(request)?;
+        if force || !limited {
             self.make_room(request);
         }
         change!(self, state => request.decide_and_commit(state))
