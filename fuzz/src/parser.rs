@@ -9,9 +9,25 @@ use redis_rl_core::request::{Arguments, Options, Refusal, Verb, parse_rows};
 pub const UNITS: [(&str, i128); 6] =
     [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
 
-/// The options, with the least number that follows, if one does.
-pub const OPTIONS: [(&str, Option<i128>); 4] =
-    [("COST", Some(-MOST)), ("AT", Some(0)), ("FORCE", None), ("PARTIAL", None)];
+/// The options, with what follows.
+pub const OPTIONS: [(&str, Value); 5] = [
+    ("COST", Value::From(-MOST)),
+    ("AT", Value::From(0)),
+    ("FORCE", Value::None),
+    ("PARTIAL", Value::None),
+    ("WITHIN", Value::Window),
+];
+
+/// What follows the name of an option.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    /// Nothing.
+    None,
+    /// An integer, from this one on.
+    From(i128),
+    /// The length of a window.
+    Window,
+}
 
 /// The words of a row: key, algorithm, limit, window and cost.
 const ROW_WORDS: usize = 5;
@@ -26,10 +42,14 @@ pub fn check(lines: &[u8]) {
     check_rows(&words);
 }
 
-/// Checks the parser of arguments after a key, with and without FORCE and PARTIAL as options.
+/// Checks the parser of arguments after a key, with and without FORCE, PARTIAL and WITHIN as options.
 pub fn check_request(words: &[&[u8]]) {
-    for verb in [Verb::Take(Algorithm::Log), Verb::Peek] {
-        let meant = request(words).filter(|meant| verb != Verb::Peek || meant.mode == Mode::AllOrNothing);
+    for verb in [Verb::Take(Algorithm::Log), Verb::Take(Algorithm::Bucket), Verb::Peek] {
+        let meant = request(words).filter(|meant| match meant.mode {
+            Mode::AllOrNothing => true,
+            Mode::Force | Mode::Partial => verb != Verb::Peek,
+            Mode::Within(_) => verb == Verb::Take(Algorithm::Bucket),
+        });
         assert_eq!(Arguments::parse(words, verb).map_err(assert_shown).ok(), meant);
     }
 }
@@ -116,16 +136,18 @@ fn chosen(words: &[String]) -> Option<(Option<Cost>, Mode, Option<UnixMs>)> {
     let (mut cost, mut mode, mut at) = (None, Mode::AllOrNothing, None);
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let (name, least) = OPTIONS.into_iter().find(|(name, _)| word == name)?;
-        let number = match least {
-            Some(least) => integer(words.next()?, least)?,
-            None => 0,
+        let (name, value) = OPTIONS.into_iter().find(|(name, _)| word == name)?;
+        let number = match value {
+            Value::None => 0,
+            Value::From(least) => integer(words.next()?, least)?,
+            Value::Window => i128::from(window(words.next()?)?.get()),
         };
         match name {
             "COST" if cost.is_none() => cost = Some(Cost::new(number as i64)?),
             "AT" if at.is_none() => at = Some(UnixMs::new(number as u64)?),
             "FORCE" if mode == Mode::AllOrNothing => mode = Mode::Force,
             "PARTIAL" if mode == Mode::AllOrNothing => mode = Mode::Partial,
+            "WITHIN" if mode == Mode::AllOrNothing => mode = Mode::Within(WindowMs::new(number as u64)?),
             _ => return None,
         }
     }
@@ -133,10 +155,14 @@ fn chosen(words: &[String]) -> Option<(Option<Cost>, Mode, Option<UnixMs>)> {
 }
 
 fn quota(limit: &str, window: &str) -> Option<Quota> {
+    Quota::new(integer(limit, 0)? as u64, self::window(window)?)
+}
+
+fn window(text: &str) -> Option<WindowMs> {
     let (number, unit_ms) =
-        UNITS.iter().find_map(|(unit, unit_ms)| Some((window.strip_suffix(unit)?, unit_ms)))?;
+        UNITS.iter().find_map(|(unit, unit_ms)| Some((text.strip_suffix(unit)?, unit_ms)))?;
     let ms = integer(number, 1)?.checked_mul(*unit_ms)?;
-    Quota::new(integer(limit, 0)? as u64, WindowMs::new(u64::try_from(ms).ok()?)?)
+    WindowMs::new(u64::try_from(ms).ok()?)
 }
 
 /// An integer in its only valid form, the one it is printed in, from `least` to the largest.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use redis_rl_core::limiter::{Algorithm, MAX_TIERS, WindowMs};
 
 use crate::cases;
-use crate::fuzzed::parser::{MOST, OPTIONS, UNITS, check_request, check_rows};
+use crate::fuzzed::parser::{MOST, OPTIONS, UNITS, Value, check_request, check_rows};
 
 type Words = Vec<Vec<u8>>;
 
@@ -29,13 +29,11 @@ fn window() -> impl Strategy<Value = Vec<u8>> {
 
 /// Up to all options in any order.
 fn options() -> impl Strategy<Value = Words> {
-    let number = |least: Option<i128>| number(least.unwrap_or(0));
-    let option =
-        OPTIONS.map(|(name, least)| {
-            number(least).prop_map(move |number| {
-                if least.is_some() { vec![name.into(), number] } else { vec![name.into()] }
-            })
-        });
+    let option = OPTIONS.map(|(name, value)| match value {
+        Value::None => Just(vec![name.into()]).boxed(),
+        Value::From(least) => number(least).prop_map(move |number| vec![name.into(), number]).boxed(),
+        Value::Window => window().prop_map(move |window| vec![name.into(), window]).boxed(),
+    });
     (option, Just((0..OPTIONS.len()).collect::<Vec<_>>()).prop_shuffle(), 0..=OPTIONS.len())
         .prop_map(|(options, order, count)| order[..count].iter().flat_map(|i| options[*i].clone()).collect())
 }
@@ -45,7 +43,7 @@ fn nonsense() -> impl Strategy<Value = Vec<u8>> {
     let nearly = "|-1|+1|-0|00|01|0s|1.5|1e3|.|-|s|ms|1w|1sm|FORC|PARTIA|COSTS|A|3651d|315360000001ms|1\0|١";
     let beyond =
         "9007199254740991d|-9007199254740992|18446744073709551616|340282366920938463463374607431768211456";
-    let elsewhere = "0|1|5|60|1s|2M|COST|AT|FORCE|PARTIAL|LOG";
+    let elsewhere = "0|1|5|60|1s|2M|COST|AT|FORCE|PARTIAL|WITHIN|LOG";
     let words = |line: &str| one_of(&line.split('|').collect::<Vec<_>>());
     prop_oneof![8 => words(elsewhere), 2 => words(nearly), 1 => words(beyond), 1 => vec(any::<u8>(), 0..24)]
 }

@@ -9,6 +9,10 @@ pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 90071
 pub const SYNTAX: &str = "ERR syntax error";
 pub const FORCE_AND_PARTIAL: &str = "ERR FORCE and PARTIAL options at the same time are not compatible";
 pub const PARTIAL: &str = "ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only";
+pub const WITHIN: &str = "ERR WITHIN must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
+pub const WITHIN_AND_OTHERS: &str =
+    "ERR WITHIN and FORCE or PARTIAL options at the same time are not compatible";
+pub const WITHIN_OF_BUCKET: &str = "ERR WITHIN is an option of RL.BUCKET only";
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 // Of rows and keys.

@@ -83,7 +83,8 @@ impl Traffic {
         };
         let pairs = random.of(&PAIRS);
         let cost = random.of(&["", "", "", "COST 1", "COST 2", "COST 40", "COST 0", "COST -1", "COST -9"]);
-        let mode = random.of(&["", "", "", "FORCE", "PARTIAL"]);
+        let within = if name == "RL.BUCKET" { ["WITHIN 900ms", "WITHIN 1h"] } else { [""; 2] };
+        let mode = random.of(&["", "", "", "FORCE", "PARTIAL", within[0], within[1]]);
         let force = if mode == "FORCE" { mode } else { "" };
         match random.below(60) {
             6..20 => format!("RL.ALL {} {force} {at}", rows(random, &self.keys, time)),

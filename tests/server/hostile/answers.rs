@@ -6,7 +6,8 @@ use redis::Value;
 use super::generator::{Kind, MOST, Words};
 use crate::helpers::errors::{
     ALGORITHM, AT, COST, EFFECT, FORCE_AND_PARTIAL, LIMIT, LIVE_WINDOWS, PAIRS, PARTIAL, ROW, ROW_COST, ROWS,
-    ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
+    ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WITHIN, WITHIN_AND_OTHERS,
+    WITHIN_OF_BUCKET, WRONGTYPE,
 };
 use crate::load;
 
@@ -14,7 +15,7 @@ use crate::load;
 const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 
 /// Prefixes of the errors that commands of the module get, from the module or the server.
-pub const REFUSALS: [&str; 25] = [
+pub const REFUSALS: [&str; 28] = [
     LIMIT,
     WINDOW,
     SAME_WINDOW,
@@ -24,6 +25,9 @@ pub const REFUSALS: [&str; 25] = [
     SYNTAX,
     FORCE_AND_PARTIAL,
     PARTIAL,
+    WITHIN,
+    WITHIN_AND_OTHERS,
+    WITHIN_OF_BUCKET,
     WRONGTYPE,
     "WRONGTYPE key is counted by RL.",
     LIVE_WINDOWS,
@@ -69,8 +73,8 @@ fn assert_is_answer(kind: Kind, words: &Words, reply: &Value) {
             REFUSALS.iter().any(|refusal| text.starts_with(refusal))
         }
         (Kind::Figures, Value::Array(items)) if items.len() == 7 => {
-            let is_partial = |word: &Vec<u8>| word.eq_ignore_ascii_case(b"PARTIAL");
-            words.iter().any(is_partial) && are_seven(items)
+            let named = |name: &[u8]| words.iter().any(|word| word.eq_ignore_ascii_case(name));
+            (named(b"PARTIAL") && are_seven(items)) || (named(b"WITHIN") && are_seven_of_within(items))
         }
         (Kind::Figures, Value::Array(_)) => are_figures(reply),
         (Kind::Info, reply) => is_info(reply),
@@ -102,6 +106,15 @@ fn are_figures(reply: &Value) -> bool {
         && (0..=limit).contains(&remaining)
         && (retry_after == -1 || limited == 1 && retry_after > 0 && waits.contains(&retry_after))
         && waits.contains(&reset_after)
+}
+
+/// The reply to WITHIN: the same, and who is not limited may have to wait.
+fn are_seven_of_within(items: &[Value]) -> bool {
+    let mut items = items.to_vec();
+    if let (Value::Int(0), Value::Int(1..=LONGEST_WAIT)) = (&items[0], &items[3]) {
+        items[3] = Value::Int(-1);
+    }
+    are_seven(&items)
 }
 
 /// The reply to PARTIAL: the five figures, the units taken and their time.

@@ -110,7 +110,7 @@ impl Hostile {
         let words = [
             "", "\0", "-", "+1", "-0", "00", "01", "1.5", "1e3", "0x10", " 1", "1 ", "1\0", "nan", "-1",
             "0s", "s", "ms", "1w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC", "PARTIAL",
-            "COSTS", "%s%n", "\u{661}", "1\r\n",
+            "WITHIN", "COSTS", "%s%n", "\u{661}", "1\r\n",
         ];
         // Just too large for an argument, for 64 bits and for 128.
         let numbers = [
@@ -140,8 +140,17 @@ impl Hostile {
         if self.chance(2) {
             args.extend([b"COST".to_vec(), self.cost().into_bytes()]);
         }
-        let modes: [&[&[u8]]; 6] =
-            [&[], &[], &[b"Force"], &[b"Force"], &[b"Partial"], &[b"Force", b"Partial"]];
+        let within: [&[&[u8]]; 2] = [&[b"Within", b"90s"], &[b"within", b"3650d"]];
+        let modes: [&[&[u8]]; 8] = [
+            &[],
+            &[],
+            &[b"Force"],
+            &[b"Force"],
+            &[b"Partial"],
+            &[b"Force", b"Partial"],
+            within[0],
+            within[1],
+        ];
         args.extend(self.random.of(&modes).iter().map(|mode| mode.to_vec()));
         if self.chance(3) {
             args.extend([b"at".to_vec(), self.at().into_bytes()]);
