@@ -4,15 +4,6 @@ use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, ReplicationStream, Server, command};
 use redis::Value;
 
-/// The seven integers.
-#[track_caller]
-fn seven(server: &impl Host, line: &str) -> [i64; 7] {
-    redis::from_redis_value::<Vec<i64>>(server.value(line))
-        .expect("integers")
-        .try_into()
-        .expect("seven integers")
-}
-
 /// In the middle of an hour, and ahead of no clock.
 const NOW: i64 = 1_700_000_000_000 / 3_600_000 * 3_600_000 + 1_800_000;
 
@@ -22,7 +13,7 @@ fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_f
     for name in COMMANDS {
         server.value(&format!("{name} {name} 10 1h COST 7 AT {NOW}"));
         let [limited, limit, remaining, retry_after, _, taken, at] =
-            seven(&server, &format!("{name} {name} 10 1h COST 9 PARTIAL AT {}", NOW + 5));
+            server.seven(&format!("{name} {name} 10 1h COST 9 PARTIAL AT {}", NOW + 5));
         assert_eq!([limited, limit, remaining, taken, at], [1, 10, 0, 3, NOW + 5], "{name}");
         // Waiting exactly that long is enough for one unit, and a millisecond less is not.
         for (wait, fits) in [(retry_after - 1, 0), (retry_after, 1)] {
@@ -31,7 +22,7 @@ fn of_a_request_that_does_not_fit_the_units_that_fit_are_taken_and_the_wait_is_f
         }
         // Nothing is left, so nothing is taken.
         let digest = server.digest();
-        let again = seven(&server, &format!("{name} {name} 10 1h COST 9 PARTIAL AT {}", NOW + 5));
+        let again = server.seven(&format!("{name} {name} 10 1h COST 9 PARTIAL AT {}", NOW + 5));
         assert_eq!(again[..5], [1, 10, 0, retry_after, again[4]], "{name}");
         assert_eq!(again[5..], [0, NOW + 5], "{name}");
         assert_eq!(server.digest(), digest, "{name}");
@@ -43,11 +34,11 @@ fn a_negative_cost_tells_how_many_units_came_back() {
     let server = Hosts::start();
     for name in COMMANDS {
         server.value(&format!("{name} {name} 10 1h COST 4 AT {NOW}"));
-        let reply = seven(&server, &format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
+        let reply = server.seven(&format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
         assert_eq!([reply[0], reply[2], reply[5]], [0, 9, -3], "{name}");
-        let reply = seven(&server, &format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
+        let reply = server.seven(&format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
         assert_eq!([reply[0], reply[2], reply[5]], [0, 10, -1], "{name}: no more than there is");
-        let reply = seven(&server, &format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
+        let reply = server.seven(&format!("{name} {name} 10 1h COST -3 PARTIAL AT {NOW}"));
         assert_eq!([reply[2], reply[5]], [10, 0], "{name}");
     }
 }
@@ -58,8 +49,8 @@ fn units_are_given_back_as_of_the_time_in_the_reply_also_if_the_key_was_ahead() 
     for name in COMMANDS {
         for ahead in [0, 1, 3_600_000] {
             server.value(&format!("{name} {name} 10 1h COST 2 AT {}", NOW + ahead));
-            let [.., taken, at] = seven(&server, &format!("{name} {name} 10 1h COST 5 PARTIAL AT {NOW}"));
-            let reply = seven(&server, &format!("{name} {name} 10 1h COST -{taken} PARTIAL AT {at}"));
+            let [.., taken, at] = server.seven(&format!("{name} {name} 10 1h COST 5 PARTIAL AT {NOW}"));
+            let reply = server.seven(&format!("{name} {name} 10 1h COST -{taken} PARTIAL AT {at}"));
             assert_eq!(reply[5], -taken, "{name}, {ahead} ms ahead");
             assert_eq!(server.figures(&format!("RL.PEEK {name} 10 1h AT {at}"))[2], 8, "{name}");
             server.value(&format!("DEL {name}"));

@@ -4,34 +4,25 @@ use crate::helpers::errors::{SYNTAX, WITHIN, WITHIN_AND_OTHERS, WITHIN_OF_BUCKET
 use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, ReplicationStream, Server};
 
-/// The seven integers.
-#[track_caller]
-fn seven(server: &impl Host, line: &str) -> [i64; 7] {
-    redis::from_redis_value::<Vec<i64>>(server.value(line))
-        .expect("integers")
-        .try_into()
-        .expect("seven integers")
-}
-
 const NOW: i64 = 1_900_000_000_000;
 
 #[test]
 fn who_waits_is_served_in_the_order_of_the_calls_and_nobody_overtakes() {
     let server = Hosts::with_clock_at(NOW);
     let call = "RL.BUCKET partner 1 100ms WITHIN 1s";
-    assert_eq!(seven(&server, call), [0, 1, 0, -1, 100, 1, NOW], "nothing to wait for");
+    assert_eq!(server.seven(call), [0, 1, 0, -1, 100, 1, NOW], "nothing to wait for");
     for turn in 1..=10 {
         let wait = 100 * turn;
-        assert_eq!(seven(&server, call), [0, 1, 0, wait, wait + 100, 1, NOW + wait], "turn {turn}");
+        assert_eq!(server.seven(call), [0, 1, 0, wait, wait + 100, 1, NOW + wait], "turn {turn}");
     }
     // One more is not there within a second: the wait is exact.
-    assert_eq!(seven(&server, call), [1, 1, 0, 100, 1_100, 0, NOW]);
+    assert_eq!(server.seven(call), [1, 1, 0, 100, 1_100, 0, NOW]);
     server.step_clock(99);
-    assert_eq!(seven(&server, call)[..4], [1, 1, 0, 1]);
+    assert_eq!(server.seven(call)[..4], [1, 1, 0, 1]);
     // Requests without WITHIN are refused until all who wait have had their turn.
     assert_eq!(server.figures("RL.BUCKET partner 1 100ms"), [1, 1, 0, 1_001, 1_001]);
     server.step_clock(1);
-    assert_eq!(seven(&server, call), [0, 1, 0, 1_000, 1_100, 1, NOW + 1_100]);
+    assert_eq!(server.seven(call), [0, 1, 0, 1_000, 1_100, 1, NOW + 1_100]);
     server.step_clock(1_100);
     assert_eq!(server.figures("RL.BUCKET partner 1 100ms"), [0, 1, 0, -1, 100]);
 }
@@ -42,18 +33,18 @@ fn of_several_tiers_all_must_have_the_units_within_the_time() {
     let tiers = "RL.BUCKET k 2 1s 3 1m";
     assert_eq!(server.figures(&format!("{tiers} COST 2"))[0], 0);
     // The minute has one unit left and refills one each 20 s; the second refills one each 500 ms.
-    assert_eq!(seven(&server, &format!("{tiers} WITHIN 1s"))[..4], [0, 2, 0, 500]);
-    assert_eq!(seven(&server, &format!("{tiers} WITHIN 19999ms"))[..4], [1, 3, 0, 1]);
-    let reply = seven(&server, &format!("{tiers} WITHIN 20s"));
+    assert_eq!(server.seven(&format!("{tiers} WITHIN 1s"))[..4], [0, 2, 0, 500]);
+    assert_eq!(server.seven(&format!("{tiers} WITHIN 19999ms"))[..4], [1, 3, 0, 1]);
+    let reply = server.seven(&format!("{tiers} WITHIN 20s"));
     assert_eq!([reply[0], reply[3], reply[5], reply[6]], [0, 20_000, 1, NOW + 20_000]);
     // No wait helps.
-    assert_eq!(seven(&server, &format!("{tiers} COST 3 WITHIN 3650d"))[..4], [1, 2, 0, -1]);
+    assert_eq!(server.seven(&format!("{tiers} COST 3 WITHIN 3650d"))[..4], [1, 2, 0, -1]);
 }
 
 #[test]
 fn who_cancels_gets_back_what_nobody_stands_behind() {
     let server = Hosts::with_clock_at(NOW);
-    let take = |cost: i64| seven(&server, &format!("RL.BUCKET k 10 10s COST {cost} WITHIN 1m"));
+    let take = |cost: i64| server.seven(&format!("RL.BUCKET k 10 10s COST {cost} WITHIN 1m"));
     let back = |cost: i64, at: i64| server.value(&format!("RL.BUCKET k 10 10s COST -{cost} AT {at}"));
     let reset = || server.figures("RL.PEEK k 10 10s")[4];
     take(10);
@@ -68,7 +59,7 @@ fn who_cancels_gets_back_what_nobody_stands_behind() {
     back(4, first);
     assert_eq!(reset(), 20_000);
     // Without AT it is the newest who gives back.
-    assert_eq!(seven(&server, "RL.BUCKET k 10 10s COST -6 WITHIN 1s"), [0, 10, 0, -1, 14_000, -6, NOW]);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s COST -6 WITHIN 1s"), [0, 10, 0, -1, 14_000, -6, NOW]);
     // The first one's units are the newest now.
     back(4, first);
     assert_eq!(reset(), 10_000);
@@ -79,7 +70,7 @@ fn in_event_time_a_cancelled_turn_ends_no_others() {
     let server = Hosts::with_clock_at(NOW);
     // Long before the clock.
     let then = NOW - 900_000_000;
-    let take = || seven(&server, &format!("RL.BUCKET k 1 100ms WITHIN 1m AT {then}"))[3];
+    let take = || server.seven(&format!("RL.BUCKET k 1 100ms WITHIN 1m AT {then}"))[3];
     assert_eq!([take(), take(), take()], [-1, 100, 200]);
     server.value(&format!("RL.BUCKET k 1 100ms COST -1 AT {}", then + 200));
     assert_eq!(server.integer("EXISTS k"), 1);
@@ -95,8 +86,8 @@ fn after_force_nobody_waits_and_all_that_was_counted_goes_back() {
     server.value(&format!("RL.BUCKET k 10 10s COST -5 AT {NOW}"));
     assert_eq!(server.figures("RL.PEEK k 10 10s")[4], 10_000);
     // Behind two buckets that are missing FORCE adds nothing.
-    assert_eq!(seven(&server, "RL.BUCKET k 10 10s COST 10 WITHIN 1m")[3], 10_000);
-    assert_eq!(seven(&server, "RL.BUCKET k 10 10s COST 10 WITHIN 1m")[3], 20_000);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s COST 10 WITHIN 1m")[3], 10_000);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s COST 10 WITHIN 1m")[3], 20_000);
     let digest = server.digest();
     server.value("RL.BUCKET k 10 10s COST 3 FORCE");
     assert_eq!(server.digest(), digest);
@@ -157,8 +148,8 @@ fn a_clock_that_steps_back_keeps_nobody_waiting_for_it() {
     server.step_clock(-5_000);
     // A plain request waits for the clock too; who is told a time is told one that holds.
     assert_eq!(server.figures("RL.BUCKET k 10 10s")[3], 6_000);
-    assert_eq!(seven(&server, "RL.BUCKET k 10 10s WITHIN 1m")[3], 1_000);
-    assert_eq!(seven(&server, "RL.BUCKET k 10 10s WITHIN 1m")[3], 2_000);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s WITHIN 1m")[3], 1_000);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s WITHIN 1m")[3], 2_000);
     let replica = Server::replica_of(&server.server, &[]);
     replica.wait_to_catch_up(&server.server);
     assert_eq!(replica.digest(), server.digest());
@@ -186,6 +177,6 @@ fn it_is_an_option_of_buckets_alone_and_not_beside_force_and_partial() {
     }
     // What takes nothing waits for nothing.
     server.value("RL.BUCKET k 1 1h");
-    assert_eq!(seven(&server, "RL.BUCKET k 1 1h COST 0 WITHIN 1s")[..4], [0, 1, 0, -1]);
-    assert_eq!(seven(&server, "RL.BUCKET k 0 1h WITHIN 3650d")[..4], [1, 0, 0, -1]);
+    assert_eq!(server.seven("RL.BUCKET k 1 1h COST 0 WITHIN 1s")[..4], [0, 1, 0, -1]);
+    assert_eq!(server.seven("RL.BUCKET k 0 1h WITHIN 3650d")[..4], [1, 0, 0, -1]);
 }

@@ -48,6 +48,13 @@ pub trait Host {
         figures(&self.value(line))
     }
 
+    /// The seven integers in the reply to PARTIAL or WITHIN.
+    #[track_caller]
+    fn seven(&self, line: &str) -> [i64; 7] {
+        let integers = redis::from_redis_value::<Vec<i64>>(self.value(line)).expect("integers");
+        integers.try_into().expect("seven integers")
+    }
+
     /// A command's integer reply.
     #[track_caller]
     fn integer(&self, line: &str) -> i64 {
