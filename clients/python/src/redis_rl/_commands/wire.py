@@ -37,8 +37,8 @@ _NO_WINDOW = (
 NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
 # The errors of a server that cannot read a command. The libraries leave out a leading ERR.
 _UNREADABLE = re.compile(
-    r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|WITHIN|algorithm|each row|each word|rows|rows of one key) must "
-    r"(?!be one of)"
+    r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|WITHIN|algorithm|each row|each word|rows|rows of one key)"
+    r" must (?!be one of)"
     r"|syntax error|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
     r"|.* all keys must map to the same key slot)"
 )
