@@ -3,8 +3,8 @@
 //!
 //! Composing a command that nothing reads would cost half as much as a request. A new listener starts from
 //! a snapshot written by a forked child and needs every command after the fork. So each fork makes the answer unknown, and so
-//! does a replica that connects or disconnects, a change of the role or of the configuration, and data that the server loads,
-//! which may leave it with a backlog. The next command that counts finds out. It assumes a listener in a cluster, since slots
+//! does a replica that connects or disconnects, a change of the role or of the configuration, and the start and end of a load of
+//! data, which may leave a backlog. The next command that counts finds out. It assumes a listener in a cluster, since slots
 //! may migrate, and while the server loads its data, since the server does not tell then whether it has an append-only file.
 
 use std::ffi::{CStr, c_void};
@@ -64,17 +64,16 @@ unsafe extern "C" fn on_event(
     forget();
 }
 
-/// Asks the server. The answer stays unknown while it loads its data.
+/// Asks the server, and assumes a listener while it loads its data: the end of that is an event.
 #[cold]
 fn find_out(context: Context) -> bool {
-    const LOADS: u32 = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-    const LISTENS: u32 = raw::REDISMODULE_CTX_FLAGS_AOF | raw::REDISMODULE_CTX_FLAGS_CLUSTER;
+    let certain_or_assumed = raw::REDISMODULE_CTX_FLAGS_AOF
+        | raw::REDISMODULE_CTX_FLAGS_CLUSTER
+        | raw::REDISMODULE_CTX_FLAGS_LOADING
+        | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
     // SAFETY: the context is valid.
     let flags = unsafe { api!(RedisModule_GetContextFlags(context.raw())) } as u32;
-    if flags & LOADS != 0 {
-        return true;
-    }
-    let some = flags & LISTENS != 0 || has_replica_or_backlog(context);
+    let some = flags & certain_or_assumed != 0 || has_replica_or_backlog(context);
     LISTENED_TO.store(some, Ordering::Relaxed);
     KNOWN.store(true, Ordering::Relaxed);
     some
