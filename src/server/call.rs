@@ -5,12 +5,14 @@
 use std::ffi::{c_int, c_long, c_longlong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
+use std::sync::atomic::Ordering;
 
 use redis_module::raw;
 
 use super::arg::Arg;
 use super::context::Context;
-use super::{OK, api, functions, listeners, replication};
+use super::listeners::LISTENED_TO;
+use super::{OK, api, functions, replication};
 use crate::stats;
 use redis_rl_core::limiter::Effect;
 use redis_rl_core::reply::Reply;
@@ -112,7 +114,7 @@ impl<'a> Call<'a> {
     /// Sends the effect on a key to replicas and the append-only file, once the call has ended. Calls no other module.
     #[inline(always)]
     pub fn replicate(&self, key: Arg, effect: impl FnOnce() -> Effect) {
-        if listeners::may_listen(self.context) {
+        if LISTENED_TO.load(Ordering::Relaxed) {
             replication::send_one(self.context, key, effect());
         } else {
             // Nothing receives it, but only so does the server count a change since the last snapshot. It costs little.
@@ -123,7 +125,7 @@ impl<'a> Call<'a> {
     /// Sends the effects on several keys, in one command.
     #[inline]
     pub fn replicate_all<'e, I: Iterator<Item = (Arg<'e>, Effect)>>(&self, effects: impl FnOnce() -> I) {
-        if listeners::may_listen(self.context) {
+        if LISTENED_TO.load(Ordering::Relaxed) {
             replication::send(self.context, effects());
         } else {
             self.replicate_verbatim();
@@ -141,8 +143,7 @@ impl<'a> Call<'a> {
     /// Sends this command to replicas and the append-only file as it was called.
     #[inline(always)]
     pub fn replicate_verbatim(&self) {
-        // SAFETY: the context lives as long as the call.
-        unsafe { (functions().replicate_verbatim)(self.ctx()) };
+        replication::send_verbatim(self.context);
     }
 
     pub fn reply_ok(&self) {

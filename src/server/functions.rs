@@ -1,7 +1,8 @@
-//! The server functions that every request calls, looked up once when the module is loaded.
+//! The server functions that every request calls on keys, arguments and replies, looked up once when the module is loaded.
 //!
 //! Calling one takes one instruction. `api!` takes four: it loads an optional pointer from another crate and
-//! checks it. That is 1.1 % of an allowed RL.FIXED, and 1.8 % of an RL.ALL with three keys (`make bench`).
+//! checks it. That is 1.1 % of an allowed RL.FIXED, and 1.7 % of loading
+//! an RL.ALL with three keys (`make check-instructions`).
 
 use std::ffi::{c_char, c_int, c_long, c_longlong, c_void};
 use std::mem::MaybeUninit;
@@ -20,12 +21,6 @@ pub(crate) struct Functions {
     pub replicate_verbatim: unsafe extern "C" fn(*mut RedisModuleCtx) -> c_int,
     pub reply_with_array: unsafe extern "C" fn(*mut RedisModuleCtx, c_long) -> c_int,
     pub reply_with_long_long: unsafe extern "C" fn(*mut RedisModuleCtx, c_longlong) -> c_int,
-    pub milliseconds: unsafe extern "C" fn() -> c_longlong,
-    /// `None` on Redis 7.0.
-    pub cached_microseconds: Option<unsafe extern "C" fn() -> c_longlong>,
-    /// The mode in which opening an expired key does not delete it, so that no other module runs; 0 on Redis 7.0, which
-    /// has none.
-    pub no_expire: u32,
 }
 
 static mut FUNCTIONS: MaybeUninit<Functions> = MaybeUninit::uninit();
@@ -39,7 +34,6 @@ pub(super) unsafe fn find() -> Option<()> {
     let functions = &raw mut FUNCTIONS;
     // SAFETY: the caller's promise: the crate's pointers are set, and nothing else reads the functions yet.
     unsafe {
-        let modes = raw::RedisModule_GetOpenKeyModesAll.map_or(0, |modes| modes()) as u32;
         (*functions).write(Functions {
             open_key: raw::RedisModule_OpenKey?,
             close_key: raw::RedisModule_CloseKey?,
@@ -50,9 +44,6 @@ pub(super) unsafe fn find() -> Option<()> {
             replicate_verbatim: raw::RedisModule_ReplicateVerbatim?,
             reply_with_array: raw::RedisModule_ReplyWithArray?,
             reply_with_long_long: raw::RedisModule_ReplyWithLongLong?,
-            milliseconds: raw::RedisModule_Milliseconds?,
-            cached_microseconds: raw::RedisModule_CachedMicroseconds,
-            no_expire: modes & raw::REDISMODULE_OPEN_KEY_NOEXPIRE,
         });
     }
     Some(())

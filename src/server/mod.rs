@@ -44,11 +44,11 @@ pub(crate) use functions::functions;
 /// and scripts. In Redis 7.0, the time of the call.
 #[inline]
 pub fn now() -> UnixMs {
-    // SAFETY: both functions only read.
+    // SAFETY: both functions only read a clock.
     let ms = unsafe {
-        match functions().cached_microseconds {
+        match raw::RedisModule_CachedMicroseconds {
             Some(cached_microseconds) => cached_microseconds() / 1000,
-            None => (functions().milliseconds)(),
+            None => api!(RedisModule_Milliseconds()),
         }
     };
     // A clock before 1970 reads as 1970.

@@ -7,18 +7,29 @@ use std::sync::{Mutex, PoisonError};
 use arrayvec::ArrayVec;
 use redis_module::raw;
 
-use super::api;
 use super::arg::Arg;
 use super::context::Context;
+use super::listeners::may_listen;
+use super::{api, functions};
 use redis_rl_core::encoding;
 use redis_rl_core::limiter::Effect;
 use redis_rl_core::limiter::several::MAX_ROWS;
 
 const COMMAND: &CStr = c"RL.APPLY";
 
-/// Sends the effect on one key.
+/// Sends the command as it was called.
+#[inline(always)]
+pub(super) fn send_verbatim(context: Context) {
+    // SAFETY: the context is valid.
+    unsafe { (functions().replicate_verbatim)(context.raw()) };
+}
+
+/// Sends the effect on one key, if anything may listen.
 #[inline(never)]
 pub(super) fn send_one(context: Context, key: Arg, effect: Effect) {
+    if !may_listen(context) {
+        return send_verbatim(context);
+    }
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let (name, format): (*const c_char, *const c_char) = (COMMAND.as_ptr(), c"ss".as_ptr());
     let word = last.word(effect).0;
@@ -26,9 +37,12 @@ pub(super) fn send_one(context: Context, key: Arg, effect: Effect) {
     unsafe { api!(RedisModule_Replicate(context.raw(), name, format, key.server_string(), word)) };
 }
 
-/// Sends the effects on several keys in one command.
+/// Sends the effects on several keys in one command, if anything may listen.
 #[inline(never)]
 pub(super) fn send<'a>(context: Context, effects: impl Iterator<Item = (Arg<'a>, Effect)>) {
+    if !may_listen(context) {
+        return send_verbatim(context);
+    }
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut words, mut owned) = (ArrayVec::<_, { 2 * MAX_ROWS }>::new(), ArrayVec::<_, MAX_ROWS>::new());
     for (key, effect) in effects {
