@@ -102,7 +102,7 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
     with pytest.raises(ValueError, match="a cost that is waited for"):
         acquire("log", "k", "5/10s", cost=-1)
     with pytest.raises(ValueError, match="is not a quota"):
-        acquire("log", "k", "5 per second")
+        acquire("log", "k", "5 a second")
     with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         acquire("log", "k")
     with pytest.raises(ValueError, match="timeout is in seconds"):

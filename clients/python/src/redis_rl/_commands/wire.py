@@ -17,7 +17,8 @@ Window: TypeAlias = str | int | timedelta
 Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Quota: TypeAlias = Pair | str
-"""A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
+"""A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``.
+``"5/minute"``, ``"5 per minute"`` and ``"100/hour; 1000/day"`` do as well."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log", "bucket"]
 Clock: TypeAlias = Callable[[], int]
 """Returns the Unix time in milliseconds."""
@@ -28,6 +29,11 @@ _MAX_QUOTAS = 8
 _LONGEST_WINDOW_MS = 3650 * 86_400_000
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MILLISECOND = timedelta(milliseconds=1)
+# As people write them, also for other libraries: 5/10s, 5/minute, 5 per 2 hours.
+_QUOTA = re.compile(
+    r" *([0-9]{1,16}) *(?:/|per) *([0-9]{0,12}) *(ms|[smhd]|sec|min|(?:second|minute|hour|day)s?) *",
+    re.ASCII | re.IGNORECASE,
+)
 _NO_QUOTA = "is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
 _NO_WINDOW = (
     "a window is a text such as 10s, with ms, s, m, h or d as the unit, a whole number of seconds or a timedelta, "
@@ -37,7 +43,8 @@ _NO_WINDOW = (
 NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
 # The errors of a server that cannot read a command. The libraries leave out a leading ERR.
 _UNREADABLE = re.compile(
-    r"(ERR )?((limit|window|limit window pairs|COST|cost|AT|WITHIN|algorithm|each row|rows|rows of one key) must (?!be one of)"
+    r"(ERR )?("
+    r"(limit|window|limit window pairs|COST|cost|AT|WITHIN|algorithm|each row|rows|rows of one key) must (?!be one of)"
     r"|syntax error|each word must have|wrong number of arguments|CROSSSLOT|Keys in request don't hash to the same slot"
     r"|.* all keys must map to the same key slot)"
 )
@@ -234,17 +241,18 @@ def _pair(quota: Pair) -> Pair:
 # Cached because applications name the same few texts in every call.
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> tuple[Pair, ...]:
-    """Returns the limits and windows of a text such as ``5/10s, 100/h``."""
-    return tuple(_parsed_one(part.strip(" ")) for part in text.split(","))
+    """Returns the limits and windows of a text such as ``5/10s, 100/h`` or ``5 per minute; 100/hour``."""
+    return tuple(_parsed_one(part) for part in re.split("[,;]", text))
 
 
 def _parsed_one(text: str) -> Pair:
-    match = re.fullmatch(r"([0-9]{1,16})/([0-9]{0,12})(ms|[smhd])", text, re.ASCII | re.IGNORECASE)
+    match = _QUOTA.fullmatch(text)
     if match:
-        limit, number, unit = int(match[1]), int(match[2] or 1), match[3].lower()
+        limit, number, word = int(match[1]), int(match[2] or 1), match[3].lower()
+        unit = word if word == "ms" else word[0]
         if limit <= _MAX_LIMIT and 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
             return limit, f"{number}{unit}"
-    raise ValueError(f'"{text}" {_NO_QUOTA}')
+    raise ValueError(f'"{text.strip(" ")}" {_NO_QUOTA}')
 
 
 def sendable(word: Key | int) -> Any:
