@@ -188,7 +188,7 @@ def test_a_test_moves_the_clock_of_the_settings(server: Server) -> None:
     clock = Clock()
     with configured(URL=server.url, CLOCK=clock):
         assert statuses(3) == [200, 200, 429]
-        clock.move(3600)
+        clock.advance(3600)
         assert statuses(1) == [200]
         limiter = drf._limiter_of_settings()
     assert drf._limiter_of_settings() is not limiter

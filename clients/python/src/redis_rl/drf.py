@@ -20,7 +20,7 @@ from rest_framework.exceptions import APIException
 
 from . import http
 from ._commands import wire
-from ._commands.wire import Algorithm, check_seconds, timedelta_of
+from ._commands.wire import Algorithm, seconds_of, timedelta_of
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
@@ -113,7 +113,7 @@ def _settings() -> dict[str, Any]:
     values: dict[str, Any] = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, "CLOCK": None}
     values.update(getattr(settings, "REDIS_RL", {}))
     try:
-        check_seconds("REDIS_RL['TIMEOUT']", values["TIMEOUT"])
+        values["TIMEOUT"] = seconds_of("REDIS_RL['TIMEOUT']", values["TIMEOUT"])
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from error
     if not values["TIMEOUT"]:

@@ -20,6 +20,8 @@ Quota: TypeAlias = Pair | str
 """A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``.
 ``"5/minute"``, ``"5 per minute"`` and ``"100/hour; 1000/day"`` do as well."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log", "bucket"]
+Time: TypeAlias = float | timedelta
+"""Seconds, or a timedelta."""
 Clock: TypeAlias = Callable[[], int]
 """Returns the Unix time in milliseconds."""
 
@@ -69,9 +71,12 @@ def is_mistake(error: Exception) -> bool:
     return unsendable or _UNREADABLE.match(str(error)) is not None
 
 
-def check_seconds(name: str, seconds: float) -> None:
+def seconds_of(name: str, time: Time) -> float:
+    """Returns a time in seconds, or raises an error that names it."""
+    seconds = time.total_seconds() if isinstance(time, timedelta) else time
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
+        raise ValueError(f"{name} is in seconds, 0 or more: {time!r}")
+    return seconds
 
 
 def check_units(what: str, units: int, least: int = 0) -> None:

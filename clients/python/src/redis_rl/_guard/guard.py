@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
+from .._commands.wire import Clock, Decision, Time, check_cost, is_mistake, seconds_of, sendable
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
@@ -121,8 +121,8 @@ class AsyncGuard:
         *,
         key: KeyOf | None = None,
         fail: Literal["open", "closed", "local"] = "open",
-        timeout: float | None = 0.1,
-        remember: float = 0.0,
+        timeout: Time | None = 0.1,
+        remember: Time = 0.0,
         prefix: str = "",
         clock: Clock | None = None,
         on_decision: Callable[[Any, Decision, Sequence[Policy]], object] | None = None,
@@ -140,10 +140,10 @@ class AsyncGuard:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
-            check_seconds("timeout", timeout)
+            timeout = seconds_of("timeout", timeout)
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
-        check_seconds("remember", remember)
+        remember = seconds_of("remember", remember)
         check_clock(clock)
         self.all = Limit(self, policies, is_route=False)
         # Those that handlers name. Each remembers the names of routes.

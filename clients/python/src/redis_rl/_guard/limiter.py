@@ -20,8 +20,10 @@ from .._commands.wire import (
     Key,
     Options,
     Quota,
+    Time,
     Verdict,
     Window,
+    seconds_of,
 )
 from .._keys import Rules, Share
 from .._lines.own import kinds_of
@@ -133,7 +135,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         return self._call(["DEL", wire.sendable(key)], bool)
 
     def acquire(
-        self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: float | None = None
+        self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: Time | None = None
     ) -> _Verdict:
         """Takes units, and waits for them if need be, for ``timeout`` seconds at most.
 
@@ -145,8 +147,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
+        timeout = None if timeout is None else seconds_of("timeout", timeout)
         return self._acquire(
             Share(wire.sendable(key), Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0), cost), timeout
         )
@@ -156,22 +157,22 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         key: Key,
         limit: int,
         *,
-        for_: float = 30.0,
-        timeout: float = 0.0,
+        ttl: Time = 30.0,
+        timeout: Time = 0.0,
         on_late: Callable[[Key], object] | None = None,
     ) -> _Held:
         """A place among ``limit`` at once, for a ``with`` or an ``async with`` block that asks whether it has one.
 
-            with limiter.hold("reports", 5, for_=600) as place:
+            with limiter.hold("reports", 5, ttl=600) as place:
                 if place: ...
 
-        ``for_`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
+        ``ttl`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
         not free. In an event loop a place is renewed every third of it. Else it is how long the block may take, or
         until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, in no particular order.
         ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
         the block is not ended. Raises an error if Redis is away.
         """
-        return self._held(self._asking, self._sleep, key, limit, for_, timeout, on_late)
+        return self._held(self._asking, self._sleep, key, limit, ttl, timeout, on_late)
 
 
 class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):

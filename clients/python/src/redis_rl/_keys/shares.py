@@ -19,7 +19,7 @@ class Rules:
 
     algorithm: Algorithm
     quotas: tuple[Pair, ...]
-    for_ms: int
+    ttl_ms: int
     units: int
     smallest_limit: int
     # The words of the single command before and after its key.
@@ -28,12 +28,12 @@ class Rules:
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def of(algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
-        """Leases of at most ``units`` last for ``for_ms``, at most for a twentieth of the shortest window."""
+    def of(algorithm: Algorithm, quotas: tuple[Pair, ...], ttl_ms: int, units: int) -> Rules:
+        """Leases of at most ``units`` last for ``ttl_ms``, at most for a twentieth of the shortest window."""
         longest_ms = min(wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
         command, _, *words = wire.take(f"RL.{algorithm.upper()}", "", quotas, 1)
         smallest = min(limit for limit, _ in quotas)
-        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, smallest, str(command), tuple(words))
+        return Rules(algorithm, quotas, min(ttl_ms, longest_ms), units, smallest, str(command), tuple(words))
 
 
 class Share(NamedTuple):
