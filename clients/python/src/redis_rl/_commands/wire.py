@@ -97,6 +97,7 @@ class Options(TypedDict, total=False):
     force: bool
     partial: bool
     at: int | None
+    within: Time | None
 
 
 class Row(NamedTuple):
@@ -123,14 +124,15 @@ class Verdict(NamedTuple):
     """Units left after this request, never negative. For a peek, now."""
     retry_after: timedelta | None
     """Wait after which this same request is allowed if no other comes: exact, a millisecond less is too early.
-    None if it was allowed, and if no wait can help because it costs more than the limit."""
+    None if it was allowed, and if no wait can help because it costs more than the limit. With ``within``, how long to
+    wait before the units of an allowed request are used."""
     reset_after: timedelta
     """Wait until the whole limit is available again if no other request comes. Zero if it is now."""
     taken: int | None = None
-    """With ``partial``: the units that were taken; of a negative cost, minus the units that were given back."""
+    """With ``partial`` or ``within``: the units that were taken; of a negative cost, minus those that went back."""
     at: int | None = None
-    """With ``partial``: the Unix time in milliseconds as of which they were counted. Name it in ``at`` to give some
-    back."""
+    """With ``partial`` or ``within``: the Unix time in milliseconds as of which they are counted. Name it in ``at`` to
+    give some back."""
 
     @property
     def allowed(self) -> bool:
@@ -273,6 +275,7 @@ def take(
     force: bool = False,
     at: int | None = None,
     partial: bool = False,
+    within: Time | None = None,
 ) -> list[Key | int]:
     """Returns the words of a command for one key. Arguments are not checked: the server refuses what is wrong."""
     words: list[Key | int] = [command, sendable(key)]
@@ -283,6 +286,8 @@ def take(
         words += ("COST", cost)
     if partial:
         words.append("PARTIAL")
+    if within is not None:
+        words += ("WITHIN", f"{int(seconds_of('within', within) * 1000)}ms")
     return words + _options(force, at)
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
 from inspect import isawaitable
-from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .._commands import wire
@@ -25,11 +24,10 @@ from .._commands.wire import (
     Window,
     seconds_of,
 )
-from .._keys import Rules, Share
+from .._keys import Request, Rules, Share, verdict_of
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
-from .nodes import Asking
 from .threads import InThreads, asking_of
 
 if TYPE_CHECKING:
@@ -41,6 +39,9 @@ _Decision = TypeVar("_Decision")
 _Info = TypeVar("_Info")
 _Bool = TypeVar("_Bool")
 _Held = TypeVar("_Held")
+
+# The longest wait that a server takes.
+_LONGEST_MS = 3650 * 86_400_000
 
 
 class Client(Protocol):
@@ -139,18 +140,19 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
     ) -> _Verdict:
         """Takes units, and waits for them if need be, for ``timeout`` seconds at most.
 
-        Sleeps exactly as long as the server says, and asks again. If that is longer than what is left of the timeout,
-        or no wait helps, it returns the refusal at once. Those who wait for a key are served in no particular order.
-        The verdict has ``taken`` and ``at``, to give the units back.
+        Of a bucket it asks once, and sleeps for the wait that it is told: all who wait are served in the order in which
+        they asked, whatever their process. Of the other algorithms it sleeps exactly as long as the server says, and
+        asks again. If the wait is longer than the timeout, or no wait helps, it returns the refusal at once. The
+        verdict has ``taken`` and ``at``, to give the units back.
 
-        A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
+        Who is cancelled or interrupted takes nothing: its units go back as of their time, also those on their way.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
-        timeout = None if timeout is None else seconds_of("timeout", timeout)
-        return self._acquire(
-            Share(wire.sendable(key), Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0), cost), timeout
-        )
+        timeout_ms = _LONGEST_MS if timeout is None else min(int(seconds_of("timeout", timeout) * 1000), _LONGEST_MS)
+        within_ms = timeout_ms if algorithm == "bucket" and cost else None
+        rules = Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0, within_ms)
+        return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
 
     def hold(
         self,
@@ -207,14 +209,20 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
                 raise explained from error
             raise
 
-    def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+    def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
         here = self._asking.here()
-        until_ms = _until_ms(here, timeout)
+        until_ms = here.now_ms() + timeout_ms
         while True:
-            verdict: Verdict = here.take(*share)
-            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
-                return verdict
-            self._sleep(wait)
+            request = Request([share])
+            try:
+                verdict = verdict_of(here.ask([request])[0], share.cost)
+                if wait := _wait(share, verdict, until_ms - here.now_ms()):
+                    self._sleep(wait)
+            except BaseException:
+                here.give_back(request)
+                raise
+            if verdict.allowed or not wait:
+                return _used(verdict)
 
 
 class AsyncRateLimiter(
@@ -255,22 +263,29 @@ class AsyncRateLimiter(
                 raise explained from error
             raise
 
-    async def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+    async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
         here = self._asking.here()
-        until_ms = _until_ms(here, timeout)
+        until_ms = here.now_ms() + timeout_ms
         while True:
-            taken = here.take(*share)
-            verdict = taken if isinstance(taken, Verdict) else await taken
-            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
-                return verdict
-            await self._sleep(wait)
+            request = Request([share])
+            try:
+                verdict = verdict_of((await here.decide([request]))[0], share.cost)
+                if wait := _wait(share, verdict, until_ms - here.now_ms()):
+                    await self._sleep(wait)
+            except BaseException:
+                here.give_back(request)
+                raise
+            if verdict.allowed or not wait:
+                return _used(verdict)
 
 
-def _until_ms(here: Asking, timeout: float | None) -> float:
-    return inf if timeout is None else here.now_ms() + timeout * 1000
-
-
-def _wait(verdict: Verdict, left_ms: float) -> float | None:
-    """Returns the seconds after which to ask again if that helps, and is not too late."""
+def _wait(share: Share, verdict: Verdict, left_ms: int) -> float:
+    """Returns the seconds after which units may be used, or asked for again. Of a refusal that is final it is 0."""
     wait = verdict.retry_after
-    return None if wait is None or wait // MILLISECOND > left_ms else wait.total_seconds()
+    is_final = verdict.limited and (share.rules.is_ahead or (wait is not None and wait // MILLISECOND > left_ms))
+    return 0 if wait is None or is_final else wait.total_seconds()
+
+
+def _used(verdict: Verdict) -> Verdict:
+    """Returns the verdict as it is when its wait is over."""
+    return verdict._replace(retry_after=None) if verdict.allowed else verdict
