@@ -242,3 +242,50 @@ def test_a_plain_call_takes_units_that_are_there_within_a_time(raw: redis.Redis)
     assert (told.allowed, told.retry_after, told.taken) == (True, timedelta(milliseconds=100), 1)
     assert told.at == clock() + 100
     assert limiter.bucket("k", "1/100ms", within=timedelta(milliseconds=50)).limited
+
+
+async def test_of_a_log_one_of_an_event_loop_asks_and_the_others_stand_in_order_behind_it(
+    server: Server, raw: redis.Redis
+) -> None:
+    served: list[int] = []
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+
+        async def waits(number: int) -> None:
+            assert await limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
+            served.append(number)
+
+        await asyncio.gather(*map(waits, range(30)))
+    assert served == list(range(30))
+    assert calls(raw) <= 2 * 30 + 5, "one refusal and one unit for each, and a few that came a moment too early"
+
+
+async def test_who_stands_behind_another_is_refused_when_its_own_timeout_is_over(
+    server: Server, raw: redis.Redis
+) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        await limiter.log("k", "1/1h")
+        first = asyncio.ensure_future(limiter.acquire("log", "k", "1/1h"))
+        await until(lambda: calls(raw) == 2)
+        assert (await limiter.acquire("log", "k", "1/1h", timeout=0.01)).limited
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_cancelled_task_leaves_its_turn_to_the_next(server: Server, raw: redis.Redis) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        await limiter.log("k", "1/1h")
+        tasks = [asyncio.ensure_future(limiter.acquire("log", "k", "1/1h")) for _ in range(3)]
+        await until(lambda: calls(raw) == 2)
+        # The second is cancelled when it has the turn and does not know yet.
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], return_exceptions=True)
+        tasks[1].cancel()
+        await until(lambda: calls(raw) >= 3)
+        await limiter.reset("k")
+        assert (await limiter.acquire("log", "other", "1/1h")).allowed
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await limiter.acquire("log", "k", "1/1h")).allowed

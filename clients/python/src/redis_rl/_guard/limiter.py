@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from contextvars import Context
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from .._commands import wire
 from .._commands.wire import (
@@ -25,6 +29,7 @@ from .._commands.wire import (
     seconds_of,
 )
 from .._keys import Request, Rules, Share, verdict_of
+from .._lines.loop import EachLoop
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
@@ -142,8 +147,9 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
 
         Of a bucket it asks once, and sleeps for the wait that it is told: all who wait are served in the order in which
         they asked, whatever their process. Of the other algorithms it sleeps exactly as long as the server says, and
-        asks again. If the wait is longer than the timeout, or no wait helps, it returns the refusal at once. The
-        verdict has ``taken`` and ``at``, to give the units back.
+        asks again; in an event loop one asks for a key, and the others stand in order behind it. If the wait is longer
+        than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and ``at``, to
+        give the units back.
 
         Who is cancelled or interrupted takes nothing: its units go back as of their time, also those on their way.
         """
@@ -264,8 +270,19 @@ class AsyncRateLimiter(
             raise
 
     async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
+        until_ms = self._asking.here().now_ms() + timeout_ms
+        if share.rules.is_ahead or not timeout_ms:
+            return await self._served(share, until_ms)
+        line = _in_line.here().setdefault((self._asking, share.key), _InLine())
+        if not await line.enter(timeout_ms / 1000):
+            return await self._served(share, 0)
+        try:
+            return await self._served(share, until_ms)
+        finally:
+            line.leave()
+
+    async def _served(self, share: Share, until_ms: int) -> Verdict:
         here = self._asking.here()
-        until_ms = here.now_ms() + timeout_ms
         while True:
             request = Request([share])
             try:
@@ -277,6 +294,51 @@ class AsyncRateLimiter(
                 raise
             if verdict.allowed or not wait:
                 return _used(verdict)
+
+
+class _InLine:
+    """Those who wait in an event loop for units of one key. The first asks, and the others stand in order behind it."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+        self._turns: deque[asyncio.Future[bool]] = deque()
+
+    async def enter(self, seconds: float) -> bool:
+        """Returns True when it is this one's turn, or False if that takes longer."""
+        if not self._is_asked:
+            self._is_asked = True
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(seconds, self._give, turn, False, context=Context())
+        self._turns.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.leave()
+            raise
+        finally:
+            timer.cancel()
+            with suppress(ValueError):
+                self._turns.remove(turn)
+
+    def leave(self) -> None:
+        """The next one asks."""
+        while self._turns:
+            if self._give(self._turns.popleft(), True):
+                return
+        self._is_asked = False
+
+    @staticmethod
+    def _give(turn: asyncio.Future[bool], is_mine: bool) -> bool:
+        if turn.done():
+            return False
+        turn.set_result(is_mine)
+        return True
+
+
+_in_line: EachLoop[WeakValueDictionary[Any, _InLine]] = EachLoop(lambda loop: WeakValueDictionary())
 
 
 def _wait(share: Share, verdict: Verdict, left_ms: int) -> float:
