@@ -26,7 +26,7 @@ def statuses(site: TestClient, path: str, times: int, account: str = "") -> list
 
 def test_the_third_search_in_ten_seconds_is_refused(site: TestClient) -> None:
     assert statuses(site, "/search", 3) == [200, 200, 429]
-    clock.move(10)
+    clock.advance(10)
     assert statuses(site, "/search", 3) == [200, 200, 429]
 
 

@@ -76,7 +76,7 @@ async def test_the_log_says_which_keys_a_user_lacks_or_which_option_names_others
 def test_leases(server: Server) -> None:
     with (
         redis.Redis(port=server.port, **LOGIN) as client,
-        Leases(RateLimiter(client), "sliding", (100, "1h"), units=1000, duration=60) as leases,
+        Leases(RateLimiter(client), "sliding", (100, "1h"), units=1000, ttl=60) as leases,
     ):
         assert [leases.take("limit:5").limited for _ in range(101)] == [False] * 100 + [True]
 

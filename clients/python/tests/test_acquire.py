@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -102,7 +103,7 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
     with pytest.raises(ValueError, match="a cost that is waited for"):
         acquire("log", "k", "5/10s", cost=-1)
     with pytest.raises(ValueError, match="is not a quota"):
-        acquire("log", "k", "5 per second")
+        acquire("log", "k", "5 a second")
     with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
         acquire("log", "k")
     with pytest.raises(ValueError, match="timeout is in seconds"):
@@ -171,3 +172,120 @@ def test_without_a_clock_of_its_own_it_sleeps_in_real_time(server: Server) -> No
     assert second.at is not None
     assert second.allowed
     assert second.at - first.at >= 50
+
+
+async def test_a_hundred_who_wait_for_a_bucket_ask_once_and_are_served_in_order(
+    server: Server, raw: redis.Redis
+) -> None:
+    served: list[int] = []
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+
+        async def waits(number: int) -> None:
+            assert await limiter.acquire("bucket", "k", "1/20ms", timeout=PATIENCE)
+            served.append(number)
+
+        began = time.monotonic()
+        await asyncio.gather(*map(waits, range(100)))
+    assert served == list(range(100))
+    assert 1.98 <= time.monotonic() - began < 3
+    assert calls(raw, "rl.bucket") == 100
+
+
+def test_a_bucket_refuses_at_once_what_is_not_there_within_the_timeout(acquire: Acquire, clock: Slept) -> None:
+    start = clock()
+    first = acquire("bucket", "k", "1/10s")
+    assert (first.at, first.retry_after) == (start, None)
+    told = acquire("bucket", "k", "1/10s", timeout=9)
+    assert (told.limited, told.retry_after, clock.sleeps) == (True, timedelta(seconds=1), [])
+    told = acquire("bucket", "k", "1/10s", timeout=timedelta(seconds=10))
+    assert (told.allowed, told.at, told.taken, told.retry_after) == (True, start + 10_000, 1, None)
+    assert (clock.sleeps, clock()) == ([10], start + 10_000)
+
+
+async def test_a_task_that_is_cancelled_gives_its_turn_back(server: Server, raw: redis.Redis) -> None:
+    asleep = asyncio.Event()
+
+    async def sleep(_: float) -> None:
+        asleep.set()
+        await asyncio.Future()
+
+    clock = Clock()
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, clock=clock, sleep=sleep)
+        assert await limiter.acquire("bucket", "k", "1/10s")
+        task = asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s"))
+        await asleep.wait()
+        assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: calls(raw, "rl.bucket") == 3)
+        assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=10)
+
+
+def test_a_thread_that_is_interrupted_gives_its_turn_back(raw: redis.Redis) -> None:
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    limiter = RateLimiter(raw, clock=Clock(), sleep=sleep)
+    assert limiter.acquire("bucket", "k", "1/10s")
+    with pytest.raises(KeyboardInterrupt):
+        limiter.acquire("bucket", "k", "1/10s")
+    assert limiter.peek("k", "1/10s").retry_after == timedelta(seconds=10)
+
+
+def test_a_plain_call_takes_units_that_are_there_within_a_time(raw: redis.Redis) -> None:
+    clock = Clock()
+    limiter = RateLimiter(raw, clock=clock)
+    limiter.bucket("k", "1/100ms")
+    told = limiter.bucket("k", "1/100ms", within=5)
+    assert (told.allowed, told.retry_after, told.taken) == (True, timedelta(milliseconds=100), 1)
+    assert told.at == clock() + 100
+    assert limiter.bucket("k", "1/100ms", within=timedelta(milliseconds=50)).limited
+
+
+async def test_of_a_log_one_of_an_event_loop_asks_and_the_others_stand_in_order_behind_it(
+    server: Server, raw: redis.Redis
+) -> None:
+    served: list[int] = []
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+
+        async def waits(number: int) -> None:
+            assert await limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
+            served.append(number)
+
+        await asyncio.gather(*map(waits, range(30)))
+    assert served == list(range(30))
+    assert calls(raw) <= 2 * 30 + 5, "one refusal and one unit for each, and a few that came a moment too early"
+
+
+async def test_who_stands_behind_another_is_refused_when_its_own_timeout_is_over(
+    server: Server, raw: redis.Redis
+) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        await limiter.log("k", "1/1h")
+        first = asyncio.ensure_future(limiter.acquire("log", "k", "1/1h"))
+        await until(lambda: calls(raw) == 2)
+        assert (await limiter.acquire("log", "k", "1/1h", timeout=0.01)).limited
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_cancelled_task_leaves_its_turn_to_the_next(server: Server, raw: redis.Redis) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        await limiter.log("k", "1/1h")
+        tasks = [asyncio.ensure_future(limiter.acquire("log", "k", "1/1h")) for _ in range(3)]
+        await until(lambda: calls(raw) == 2)
+        # The second is cancelled when it has the turn and does not know yet.
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], return_exceptions=True)
+        tasks[1].cancel()
+        await until(lambda: calls(raw) >= 3)
+        await limiter.reset("k")
+        assert (await limiter.acquire("log", "other", "1/1h")).allowed
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await limiter.acquire("log", "k", "1/1h")).allowed

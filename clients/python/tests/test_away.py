@@ -70,7 +70,14 @@ kinds = pytest.mark.parametrize("kind", ["tasks", "threads"])
 def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
     kind: str, fail: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Server() as old, forwarding(old.port) as network, deciding(kind, network.port, fail=fail) as decide:
+    told: list[tuple[str, str]] = []
+
+    def on_outage(what: str, why: str) -> None:
+        told.append((what, why))
+        raise ValueError("the pager is away")
+
+    options: Any = {"fail": fail, "on_outage": on_outage}
+    with Server() as old, forwarding(old.port) as network, deciding(kind, network.port, **options) as decide:
         for _ in range(3):
             assert not decide().is_local
         # The old master stays up, and so do its connections.
@@ -86,10 +93,12 @@ def test_behind_an_address_that_moves_decisions_are_back_within_two_seconds(
         assert time.monotonic() - begun < 2 + 20 * 0.02
     meanwhile = "limits are local meanwhile" if fail == "local" else "requests pass meanwhile"
     why = "this server is a replica: use an address that follows the master, or Sentinel"
-    assert len(caplog.messages) == 2, "the beginning and the end"
-    assert caplog.messages[0].startswith(f"Redis is away: {why} (READONLY")
-    assert caplog.messages[0].endswith(f"; {meanwhile}")
-    assert caplog.messages[1] == "Redis decides again"
+    begins, failed, *ends = caplog.messages
+    assert [what for what, _ in told] == ["begun", "ended"]
+    assert told[0][1].startswith(f"{why} (READONLY")
+    assert (failed, ends) == ("on_outage has failed", ["Redis decides again", failed])
+    assert begins.startswith(f"Redis is away: {why} (READONLY")
+    assert begins.endswith(f"; {meanwhile}")
 
 
 @kinds

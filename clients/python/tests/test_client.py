@@ -115,13 +115,13 @@ def test_a_clock_says_when_unless_a_command_does(raw: redis.Redis) -> None:
         assert method(method.__name__, "1/10s", partial=True)[5:] == (1, clock())
         assert not method(method.__name__, "1/10s")
         assert not limiter.peek(method.__name__, "1/10s")
-        clock.move(20)
+        clock.advance(20)
         assert limiter.peek(method.__name__, "1/10s")
         assert method(method.__name__, "1/10s")
     row = Row("all", "log", 1, "10s")
     assert limiter.all([row]).at == clock()
     assert not limiter.all([row])
-    clock.move(10)
+    clock.advance(10)
     assert limiter.all([row])
     assert limiter.log("own", "5/10s", partial=True, at=T + 7).at == T + 7
 
@@ -132,7 +132,7 @@ async def test_a_clock_says_when_in_an_event_loop_too(server: Server) -> None:
         limiter = AsyncRateLimiter(client, clock=clock)
         assert await limiter.log("k", "1/10s")
         assert not await limiter.peek("k", "1/10s")
-        clock.move(10)
+        clock.advance(10)
         assert (await limiter.all([("k", "log", 1, "10s", 1)])).at == clock()
 
 

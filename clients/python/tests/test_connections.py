@@ -88,7 +88,7 @@ def test_leases_of_threads(connect: Any, library: Any) -> None:
     with connect(library, False) as client:
         limiter = RateLimiter(client)
         for key in keys():
-            with Leases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+            with Leases(limiter, "log", (LIMIT, "1h"), units=3, ttl=PATIENT) as leases:
                 assert passed(leases.take(key) for _ in range(4)) == 4
             assert limiter.peek(key, (LIMIT, "1h")).remaining == LIMIT - 4
             with Leases(limiter, "log", (LIMIT, "1h"), units=3) as leases:
@@ -139,7 +139,7 @@ async def test_leases_of_tasks(connect: Any, library: Any) -> None:
     async with connect(library, True) as client:
         limiter = AsyncRateLimiter(client)
         for key in keys():
-            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, duration=PATIENT) as leases:
+            async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3, ttl=PATIENT) as leases:
                 assert passed([await leases.take(key) for _ in range(4)]) == 4
             assert (await limiter.peek(key, (LIMIT, "1h"))).remaining == LIMIT - 4
             async with AsyncLeases(limiter, "log", (LIMIT, "1h"), units=3) as leases:

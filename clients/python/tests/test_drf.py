@@ -188,17 +188,14 @@ def test_a_test_moves_the_clock_of_the_settings(server: Server) -> None:
     clock = Clock()
     with configured(URL=server.url, CLOCK=clock):
         assert statuses(3) == [200, 200, 429]
-        clock.move(3600)
+        clock.advance(3600)
         assert statuses(1) == [200]
         limiter = drf._limiter_of_settings()
     assert drf._limiter_of_settings() is not limiter
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for rate in ("5 per fortnight", "5/500ms"):
-        with pytest.raises(ImproperlyConfigured, match="is no rate"):
-            drf.AnonRateThrottle().parse_rate(rate)
-    for rate in ("5/m, 6/60s", "5/0s", "5/4000d"):
+    for rate in ("5 per fortnight", "5/500ms", "5/m, 6/60s", "5/0s", "5/4000d"):
         with pytest.raises(ImproperlyConfigured, match=rate):
             drf.AnonRateThrottle().parse_rate(rate)
     with override_settings(REDIS_RL={"FAIL": "maybe"}), pytest.raises(ImproperlyConfigured, match="open or closed"):

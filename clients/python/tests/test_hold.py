@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -263,9 +264,9 @@ async def test_a_place_is_renewed_every_third_of_its_time(server: Server, raw: r
     clock, monitor = Clock(), Monitor(server.port)
     start = clock()
     async with tasks(server, clock=clock) as limiter:
-        async with limiter.hold("jobs", 1, for_=30) as place:
+        async with limiter.hold("jobs", 1, ttl=timedelta(seconds=30)) as place:
             for seconds in (9.999, 0.001, 9.999, 0.001, 70):
-                clock.move(seconds)
+                clock.advance(seconds)
                 await renewed(place)
             assert place
         assert free(raw, at=clock()) == LIMIT
@@ -292,13 +293,13 @@ async def test_it_is_told_once_that_a_place_may_be_lost_and_renewing_goes_on(
     async with tasks(own_server, clock=clock) as limiter, limiter.hold("jobs", 1, on_late=late.append) as place:
         own_server.kill()
         for seconds, told in ((10, []), (19.999, []), (0.001, ["jobs"]), (2.5, ["jobs"])):
-            clock.move(seconds)
+            clock.advance(seconds)
             await renewed(place)
             await asyncio.sleep(0)
             assert (late, place.is_late, bool(place)) == (told, bool(told), True)
         own_server.start_again()
         while not own_server.client().exists("jobs"):
-            clock.move(2.5)
+            clock.advance(2.5)
             await renewed(place)
             await asyncio.sleep(0.01)
         assert (late, place.is_late) == (["jobs"], True)
@@ -307,12 +308,15 @@ async def test_it_is_told_once_that_a_place_may_be_lost_and_renewing_goes_on(
 def test_a_thread_renews_by_hand_and_is_told_whether_its_place_was_certain(server: Server, raw: redis.Redis) -> None:
     late: list[Any] = []
     clock, monitor = Clock(), Monitor(server.port)
-    with threads(server, clock=clock) as limiter, limiter.hold("jobs", 1, for_=30, on_late=late.append) as place:
+    with (
+        threads(server, clock=clock) as limiter,
+        limiter.hold("jobs", 1, ttl=30, on_late=late.append) as place,
+    ):
         for seconds in (9.999, 0.001, 29.999):
-            clock.move(seconds)
+            clock.advance(seconds)
             assert place.renew()
         assert len(monitor.commands) == 5
-        clock.move(30)
+        clock.advance(30)
         assert (place.is_late, place.renew(), late, place.renew(), place.is_late) == (
             True,
             False,
@@ -330,11 +334,11 @@ async def test_a_block_that_computes_for_longer_than_its_place_lasts_is_told_of_
     late: list[Any] = []
     clock = Clock()
     async with tasks(server, clock=clock) as limiter, limiter.hold("jobs", 1, on_late=late.append) as place:
-        clock.move(30)
+        clock.advance(30)
     await asyncio.sleep(0)
     assert (late, place.is_late) == (["jobs"], True)
     with threads(server, clock=clock) as limiter, limiter.hold("jobs", 1, on_late=late.append) as held_by_thread:
-        clock.move(30)
+        clock.advance(30)
     assert (late, held_by_thread.is_late) == (["jobs", "jobs"], True)
     assert free(raw, at=clock()) == LIMIT
 
@@ -387,7 +391,7 @@ async def test_a_block_that_ends_while_its_place_is_renewed_gives_back_both(serv
     clock = Clock()
     async with tasks(server, clock=clock) as limiter:
         hold = await limiter.hold("jobs", LIMIT).__aenter__()
-        clock.move(10)
+        clock.advance(10)
         with paused(raw):
             _renewals.here().fire()
             await until(lambda: blocked(raw))
@@ -423,7 +427,7 @@ def test_a_forked_child_neither_renews_nor_gives_back(server: Server, raw: redis
     with threads(server, clock=clock) as limiter, limiter.hold("jobs", LIMIT) as place:
         child = os.fork()
         if not child:
-            clock.move(10)
+            clock.advance(10)
             is_renewed = place.renew()
             place.__exit__(None, None, None)
             os._exit(bool(place) or is_renewed)
@@ -505,9 +509,10 @@ async def test_one_hold_is_for_one_block_at_a_time(server: Server) -> None:
     ("arguments", "options", "error"),
     [
         (("k", -1), {}, "a limit must be"),
-        (("k", 5), {"for_": 0.09}, "for_ is in seconds, at least 0.1"),
-        (("k", 5), {"for_": float("nan")}, "for_ is in seconds"),
+        (("k", 5), {"ttl": 0.09}, "ttl is in seconds, at least 0.1"),
+        (("k", 5), {"ttl": float("nan")}, "ttl is in seconds"),
         (("k", 5), {"timeout": -1}, "timeout is in seconds"),
+        (("k", 5), {"ttl": timedelta(seconds=-1)}, "ttl is in seconds"),
         (("k", 5), {"on_late": "k"}, "on_late is a function"),
     ],
 )

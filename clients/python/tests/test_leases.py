@@ -30,7 +30,7 @@ from .servers import PATIENCE, Server, blocked, calls, counted, paused, run, unt
 
 # A loaded machine does not end a lease, or have a refusal forgotten, while a test runs.
 LONG = 10_000.0
-PATIENT: Any = {"units": 1000, "duration": LONG, "remember": LONG}
+PATIENT: Any = {"units": 1000, "ttl": LONG, "remember": LONG}
 LIMIT = 1000
 
 
@@ -67,7 +67,7 @@ def test_a_hot_key_takes_a_command_for_many_decisions_and_exactly_the_limit_pass
 
 
 def test_a_lease_that_is_over_goes_back_with_the_next_request(limiter: RateLimiter, raw: redis.Redis) -> None:
-    leases = leases_of(limiter, duration=0.2)
+    leases = leases_of(limiter, ttl=0.2)
     taken = 0
     while counted(raw) == taken:
         leases.take("k")
@@ -81,7 +81,7 @@ def test_a_lease_that_is_over_goes_back_with_the_next_request(limiter: RateLimit
 
 
 async def test_a_lease_of_tasks_that_is_over_goes_back_without_a_request(server: Server, raw: redis.Redis) -> None:
-    async with async_leases(server, duration=0.2) as leases:
+    async with async_leases(server, ttl=0.2) as leases:
         taken = 0
         while counted(raw) == taken:
             await leases.take("k")
@@ -250,18 +250,16 @@ def test_leases_and_refusals_go_by_the_clock_of_the_limiter(server: Server, raw:
     clock = Clock()
     with (
         redis.Redis(port=server.port) as client,
-        Leases(
-            RateLimiter(client, clock=clock), "log", "100/10s, 9000/d", units=20, duration=0.1, remember=5
-        ) as leases,
+        Leases(RateLimiter(client, clock=clock), "log", "100/10s, 9000/d", units=20, ttl=0.1, remember=5) as leases,
     ):
         assert allowed(leases.take("k") for _ in range(200)) == 100
         asked = calls(raw)
-        clock.move(4.999)
+        clock.advance(4.999)
         assert not leases.take("k")
         assert calls(raw) == asked, "the refusal is remembered by that clock"
-        clock.move(5.001)
+        clock.advance(5.001)
         assert allowed(leases.take("k") for _ in range(31)) == 31
-        clock.move(0.1)
+        clock.advance(0.1)
         # The lease of another key is over; it goes back with this request.
         assert leases.take("other")
         wait_for(
@@ -304,7 +302,7 @@ import redis
 from redis_rl import Leases, RateLimiter
 
 port, algorithm, limit, window, units = sys.argv[1:6]
-leases = Leases(RateLimiter(redis.Redis(port=int(port))), algorithm, (int(limit), window), units=int(units), duration=9)
+leases = Leases(RateLimiter(redis.Redis(port=int(port))), algorithm, (int(limit), window), units=int(units), ttl=9)
 """
 
 

@@ -269,7 +269,7 @@ def test_a_clock_decides_instead_of_the_server_s(timed_strategies: Any, clock: C
     limiter = timed_strategies(name)
     assert limiter.get_window_stats(HOURLY, "k") == (clock() / 1000 + (HOUR if name == "moving-window" else 0), 10)
     assert limiter.hit(HOURLY, "k", cost=4)
-    clock.move(HOUR - 1)
+    clock.advance(HOUR - 1)
     assert limiter.hit(HOURLY, "k", cost=6)
     assert not limiter.test(HOURLY, "k")
     assert not limiter.hit(HOURLY, "k")
@@ -277,16 +277,16 @@ def test_a_clock_decides_instead_of_the_server_s(timed_strategies: Any, clock: C
     assert stats.remaining == 0
     if name != "sliding-window-counter":
         assert stats.reset_time == clock() / 1000 + 1
-    clock.move(1)
+    clock.advance(1)
     if name == "sliding-window-counter":
         # The first unit of the window that has just ended fades within a tenth of this one.
-        clock.move(1)
+        clock.advance(1)
         assert limiter.get_window_stats(HOURLY, "k") == (pytest.approx(clock() / 1000 + HOUR / 10 - 1), 1)
         assert limiter.hit(HOURLY, "k", cost=1)
     else:
         assert limiter.hit(HOURLY, "k", cost=4 if name == "moving-window" else 10)
     assert not limiter.hit(HOURLY, "k")
-    clock.move(2 * HOUR)
+    clock.advance(2 * HOUR)
     assert limiter.get_window_stats(HOURLY, "k").remaining == 10
     assert limiter.hit(HOURLY, "k", cost=10)
     limiter.clear(HOURLY, "k")

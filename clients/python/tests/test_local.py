@@ -94,4 +94,4 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize(("window", "for_ms"), [("1s", 50), ("999ms", 49), ("19ms", 0), (3600, 100)])
 def test_a_lease_lasts_for_a_twentieth_of_the_window_at_most(window: Any, for_ms: int) -> None:
-    assert Rules.of("log", ((5, "1d"), (5, window)), 100, 8).for_ms == for_ms
+    assert Rules.of("log", ((5, "1d"), (5, window)), 100, 8).ttl_ms == for_ms

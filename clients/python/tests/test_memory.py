@@ -50,7 +50,7 @@ def test_a_clock_moves_time() -> None:
     clock = Clock()
     limiter = RateLimiter(MemoryLimiter(clock=clock))
     assert [limiter.log("k", "2/10s").limited for _ in range(3)] == [False, False, True]
-    clock.move(10)
+    clock.advance(10)
     assert limiter.log("k", "2/10s").allowed
     limiter = RateLimiter(MemoryLimiter(clock=clock), sleep=clock.sleep)
     assert all(limiter.acquire("log", "k", "2/10s") for _ in range(20))
@@ -82,7 +82,7 @@ def test_fixed_windows_of_a_storage_that_have_ended_are_forgotten() -> None:
     for number in range(1500):
         storage.incr(f"k{number}", 10)
     # A key that is written as of a time lives for a minute at least.
-    clock.move(71)
+    clock.advance(71)
     for number in range(1500, 2500):
         storage.incr(f"k{number}", 10)
     assert storage.reset() == 1000

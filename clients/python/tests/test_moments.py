@@ -91,7 +91,7 @@ class Calls:
 
     def __init__(self, client: Any, clock: Any) -> None:
         self.limiter = RateLimiter(client, clock=clock)
-        self.leases = Leases(self.limiter, "log", (MANY, "1h"), units=50, duration=3)
+        self.leases = Leases(self.limiter, "log", (MANY, "1h"), units=50, ttl=3)
         self.guard = Guard(client, f"{MANY}/h", timeout=None, clock=clock, key=lambda _: "bob")
         self.taken = self.leased = self.guarded = 0
 
@@ -108,7 +108,7 @@ class Calls:
         assert not self.leases.take("leased").limited
 
     def hold(self) -> None:
-        with self.limiter.hold("held", MANY, for_=30) as place:
+        with self.limiter.hold("held", MANY, ttl=30) as place:
             assert place
             assert place.renew()
 
@@ -134,7 +134,7 @@ class Calls:
 
     def close(self) -> None:
         # A lease that is closed leases nothing any more, so each is closed once.
-        with Leases(self.limiter, "log", (MANY, "1h"), units=50, duration=3) as leases:
+        with Leases(self.limiter, "log", (MANY, "1h"), units=50, ttl=3) as leases:
             for _ in range(4):
                 self.leased += 1
                 assert not leases.take("leased").limited
@@ -264,7 +264,7 @@ limiter = RateLimiter(redis.Redis(port=int(sys.argv[1])))
 leases = Leases(limiter, "log", (10**6, "1h"), units=10)
 
 def rows():
-    with limiter.hold("s", 10**6, for_=60):
+    with limiter.hold("s", 10**6, ttl=60):
         try:
             yield 1
         finally:

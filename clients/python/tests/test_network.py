@@ -126,7 +126,7 @@ def network(server: Server) -> Iterator[Forwarder]:
 
 def test_a_lease_whose_give_back_is_lost_goes_back_once(network: Forwarder, raw: redis.Redis) -> None:
     with redis.Redis(port=network.port, protocol=2) as client:
-        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, duration=1000)
+        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, ttl=1000)
         passed = sum(leases.take("k").allowed for _ in range(22))
         held = counted(raw) - passed
         assert held
@@ -149,7 +149,7 @@ async def test_what_is_settled_goes_back_once(network: Forwarder, raw: redis.Red
 
 def test_close_ends_within_its_timeout_though_the_server_is_silent(network: Forwarder) -> None:
     with redis.Redis(port=network.port, socket_timeout=None) as client:
-        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, duration=1000)
+        leases = Leases(RateLimiter(client), "log", (LIMIT, "1h"), units=100, ttl=1000)
         for _ in range(22):
             leases.take("k")
         network.silence()

@@ -84,7 +84,7 @@ def test_whatever_memory_there_is_every_call_is_answered_and_what_is_not_refused
         except (OutOfMemoryError, wasmtime.WasmtimeError):
             continue
         for _ in range(500):
-            clock.move(chosen.choice((0, 0.001, 0.03, 2)))
+            clock.advance(chosen.choice((0, 0.001, 0.03, 2)))
             words = command(chosen)
             reply = ask(limiter, *words)
             if reply == OUT_OF_MEMORY:
@@ -114,7 +114,7 @@ def test_keys_that_are_there_still_count_when_no_more_fit(
     assert all(take(key)[0] == 0 for key in range(keys))
     assert limiter.execute_command("DEL", "3".ljust(padding)) == 1
     assert take(3)[2] == 99
-    clock.move(10_000)
+    clock.advance(10_000)
     assert fill() > 0.9 * keys
     assert limiter.execute_command("FLUSHALL")
     assert take(0)[2] == 99

@@ -370,10 +370,10 @@ async def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server
     async with guarded(server, Policy("q", "3/10s", lease=2), clock=clock, remember=PATIENT) as (guard, asked):
         assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
         sent = len(asked.commands)
-        clock.move(9.999)
+        clock.advance(9.999)
         assert (await guard.take(SCOPE)).answer.fields["Retry-After"] == "1"
         assert len(asked.commands) == sent
-        clock.move(0.001)
+        clock.advance(0.001)
         assert not (await guard.take(SCOPE)).refused
 
 
@@ -382,7 +382,7 @@ async def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw
 
     async with guarded(server, [PAID, TOKENS], clock=clock) as (guard, asked):
         taken = await guard.take(SCOPE)
-        clock.move(5)
+        clock.advance(5)
         await taken.settle({"paid": 0, "tokens": 70})
         assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
 

@@ -7,7 +7,6 @@ They take the place of those of ``rest_framework.throttling`` and read the same 
 from __future__ import annotations
 
 import math
-import re
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from rest_framework.exceptions import APIException
 
 from . import http
 from ._commands import wire
-from ._commands.wire import Algorithm, Pair, check_seconds
+from ._commands.wire import Algorithm, seconds_of, timedelta_of
 from ._guard.limiter import RateLimiter
 from ._guard.threads import InThreads, asking_of
 from ._keys import Rules
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 __all__ = ["AnonRateThrottle", "RedisRLThrottle", "ScopedRateThrottle", "Unavailable", "UserRateThrottle"]
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Unavailable(APIException):
@@ -65,22 +62,16 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         return 1
 
     def parse_rate(self, rate: str | None) -> Any:
-        """Reads ``5/s, 100/10min``: tiers of a limit and a window, of which the first letter is the unit."""
+        """Reads quotas as everywhere: ``5/s, 100/10min``."""
         if rate is None:
             return None, None
-        tiers: list[Pair] = []
-        for tier in rate.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d*)\s*(?!ms)([smhd])[a-z]*\s*", tier)
-            if not match:
-                raise ImproperlyConfigured(f"{tier!r} is no rate such as 5/s or 100/10min")
-            tiers.append((int(match[1]), int(match[2] or 1) * _SECONDS[match[3]]))
         try:
-            http.Policy("rate", *tiers, algorithm=self.algorithm)
+            self.tiers = http.Policy("rate", rate, algorithm=self.algorithm).quotas
         except ValueError as error:
             raise ImproperlyConfigured(f"{rate!r}: {error}") from error
-        self.tiers = tiers
         # SimpleRateThrottle keeps these as num_requests and duration.
-        return tiers[0]
+        limit, window = self.tiers[0]
+        return limit, int(timedelta_of(window).total_seconds())
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Takes units from all tiers, or from none."""
@@ -88,7 +79,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
             return True
         limiter = self.limiter or _limiter_of_settings()
         wire.check_cost(cost := self.get_cost(request, view))
-        rules = Rules.of(self.algorithm, tuple(self.tiers), http.LEASE_MS, self.lease)
+        rules = Rules.of(self.algorithm, self.tiers, http.LEASE_MS, self.lease)
         try:
             verdict = _asking(limiter, self.remember).here().take(key, rules, cost)
         except Exception as error:
@@ -122,7 +113,7 @@ def _settings() -> dict[str, Any]:
     values: dict[str, Any] = {"URL": "redis://127.0.0.1:6379", "FAIL": "open", "TIMEOUT": 0.1, "CLOCK": None}
     values.update(getattr(settings, "REDIS_RL", {}))
     try:
-        check_seconds("REDIS_RL['TIMEOUT']", values["TIMEOUT"])
+        values["TIMEOUT"] = seconds_of("REDIS_RL['TIMEOUT']", values["TIMEOUT"])
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from error
     if not values["TIMEOUT"]:

@@ -21,14 +21,14 @@ class Clock:
         """The Unix time in milliseconds."""
         return self.now_ms
 
-    def move(self, by: float | timedelta) -> None:
+    def advance(self, by: float | timedelta) -> None:
         """Moves the clock forward by so many seconds."""
         self.now_ms += round((by if isinstance(by, timedelta) else timedelta(seconds=by)) / timedelta(milliseconds=1))
 
     def sleep(self, seconds: float) -> None:
         """Moves the clock instead of sleeping, in place of ``time.sleep``."""
-        self.move(seconds)
+        self.advance(seconds)
 
     async def async_sleep(self, seconds: float) -> None:
         """Moves the clock instead of sleeping, in place of ``asyncio.sleep``."""
-        self.move(seconds)
+        self.advance(seconds)

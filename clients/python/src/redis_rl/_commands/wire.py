@@ -17,8 +17,11 @@ Window: TypeAlias = str | int | timedelta
 Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Quota: TypeAlias = Pair | str
-"""A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``."""
+"""A limit in a window: ``(5, "10s")``, or a text such as ``"5/10s"``, which may name several: ``"5/10s, 100/h"``.
+``"5/minute"``, ``"5 per minute"`` and ``"100/hour; 1000/day"`` do as well."""
 Algorithm: TypeAlias = Literal["fixed", "sliding", "log", "bucket"]
+Time: TypeAlias = float | timedelta
+"""Seconds, or a timedelta."""
 Clock: TypeAlias = Callable[[], int]
 """Returns the Unix time in milliseconds."""
 
@@ -28,6 +31,11 @@ _MAX_QUOTAS = 8
 _LONGEST_WINDOW_MS = 3650 * 86_400_000
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MILLISECOND = timedelta(milliseconds=1)
+# As people write them, also for other libraries: 5/10s, 5/minute, 5 per 2 hours.
+_QUOTA = re.compile(
+    r" *([0-9]{1,16}) *(?:/|per) *([0-9]{0,12}) *(ms|[smhd]|sec|min|(?:second|minute|hour|day)s?) *",
+    re.ASCII | re.IGNORECASE,
+)
 _NO_QUOTA = "is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
 _NO_WINDOW = (
     "a window is a text such as 10s, with ms, s, m, h or d as the unit, a whole number of seconds or a timedelta, "
@@ -63,9 +71,12 @@ def is_mistake(error: Exception) -> bool:
     return unsendable or _UNREADABLE.match(str(error)) is not None
 
 
-def check_seconds(name: str, seconds: float) -> None:
+def seconds_of(name: str, time: Time) -> float:
+    """Returns a time in seconds, or raises an error that names it."""
+    seconds = time.total_seconds() if isinstance(time, timedelta) else time
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} is in seconds, 0 or more: {seconds!r}")
+        raise ValueError(f"{name} is in seconds, 0 or more: {time!r}")
+    return seconds
 
 
 def check_units(what: str, units: int, least: int = 0) -> None:
@@ -86,6 +97,7 @@ class Options(TypedDict, total=False):
     force: bool
     partial: bool
     at: int | None
+    within: Time | None
 
 
 class Row(NamedTuple):
@@ -112,14 +124,15 @@ class Verdict(NamedTuple):
     """Units left after this request, never negative. For a peek, now."""
     retry_after: timedelta | None
     """Wait after which this same request is allowed if no other comes: exact, a millisecond less is too early.
-    None if it was allowed, and if no wait can help because it costs more than the limit."""
+    None if it was allowed, and if no wait can help because it costs more than the limit. With ``within``, how long to
+    wait before the units of an allowed request are used."""
     reset_after: timedelta
     """Wait until the whole limit is available again if no other request comes. Zero if it is now."""
     taken: int | None = None
-    """With ``partial``: the units that were taken; of a negative cost, minus the units that were given back."""
+    """With ``partial`` or ``within``: the units that were taken; of a negative cost, minus those that went back."""
     at: int | None = None
-    """With ``partial``: the Unix time in milliseconds as of which they were counted. Name it in ``at`` to give some
-    back."""
+    """With ``partial`` or ``within``: the Unix time in milliseconds as of which they are counted. Name it in ``at`` to
+    give some back."""
 
     @property
     def allowed(self) -> bool:
@@ -235,17 +248,18 @@ def _pair(quota: Pair) -> Pair:
 # Cached because applications name the same few texts in every call.
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> tuple[Pair, ...]:
-    """Returns the limits and windows of a text such as ``5/10s, 100/h``."""
-    return tuple(_parsed_one(part.strip(" ")) for part in text.split(","))
+    """Returns the limits and windows of a text such as ``5/10s, 100/h`` or ``5 per minute; 100/hour``."""
+    return tuple(_parsed_one(part) for part in re.split("[,;]", text))
 
 
 def _parsed_one(text: str) -> Pair:
-    match = re.fullmatch(r"([0-9]{1,16})/([0-9]{0,12})(ms|[smhd])", text, re.ASCII | re.IGNORECASE)
+    match = _QUOTA.fullmatch(text)
     if match:
-        limit, number, unit = int(match[1]), int(match[2] or 1), match[3].lower()
+        limit, number, word = int(match[1]), int(match[2] or 1), match[3].lower()
+        unit = word if word == "ms" else word[0]
         if limit <= _MAX_LIMIT and 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
             return limit, f"{number}{unit}"
-    raise ValueError(f'"{text}" {_NO_QUOTA}')
+    raise ValueError(f'"{text.strip(" ")}" {_NO_QUOTA}')
 
 
 def sendable(word: Key | int) -> Any:
@@ -261,6 +275,7 @@ def take(
     force: bool = False,
     at: int | None = None,
     partial: bool = False,
+    within: Time | None = None,
 ) -> list[Key | int]:
     """Returns the words of a command for one key. Arguments are not checked: the server refuses what is wrong."""
     words: list[Key | int] = [command, sendable(key)]
@@ -271,6 +286,8 @@ def take(
         words += ("COST", cost)
     if partial:
         words.append("PARTIAL")
+    if within is not None:
+        words += ("WITHIN", f"{int(seconds_of('within', within) * 1000)}ms")
     return words + _options(force, at)
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Decision, check_cost, check_seconds, is_mistake, sendable
+from .._commands.wire import Clock, Decision, Time, check_cost, is_mistake, seconds_of, sendable
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
@@ -22,7 +22,7 @@ from ..memory import MemoryLimiter, check_clock
 from .address import network
 from .limiter import check_client
 from .loops import InLoops
-from .nodes import Nodes
+from .nodes import Nodes, OnOutage
 from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_order, check_together, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Part, Taken, Visit, settle
@@ -110,7 +110,9 @@ class AsyncGuard:
     ``on_error`` is called with the error when Redis does not decide a request. ``on_limited`` returns the answer to
     send in place of 429 or 403, or None for the usual one. The header fields are added unless it names them.
     ``on_away`` replaces ``fail``: it returns the answer while Redis is away, or None to let the request pass. These
-    last two, ``key`` and ``policies`` may be asynchronous. ``clock`` returns the Unix time in milliseconds as of which
+    last two, ``key`` and ``policies`` may be asynchronous. ``on_outage`` is called once when Redis is away, with
+    ``"begun"`` and why, and once when it decides again, with ``"ended"``: in any thread, so it is quick, and asks the
+    guard nothing. ``clock`` returns the Unix time in milliseconds as of which
     to decide, for tests.
     """
 
@@ -121,14 +123,15 @@ class AsyncGuard:
         *,
         key: KeyOf | None = None,
         fail: Literal["open", "closed", "local"] = "open",
-        timeout: float | None = 0.1,
-        remember: float = 0.0,
+        timeout: Time | None = 0.1,
+        remember: Time = 0.0,
         prefix: str = "",
         clock: Clock | None = None,
         on_decision: Callable[[Any, Decision, Sequence[Policy]], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         on_limited: Callable[[Any, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
         on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
+        on_outage: OnOutage | None = None,
     ) -> None:
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
@@ -140,10 +143,10 @@ class AsyncGuard:
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
-            check_seconds("timeout", timeout)
+            timeout = seconds_of("timeout", timeout)
             if not timeout:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
-        check_seconds("remember", remember)
+        remember = seconds_of("remember", remember)
         check_clock(clock)
         self.all = Limit(self, policies, is_route=False)
         # Those that handlers name. Each remembers the names of routes.
@@ -155,7 +158,7 @@ class AsyncGuard:
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
-        self._nodes = Nodes(_MEANWHILE["open" if on_away else fail])
+        self._nodes = Nodes(_MEANWHILE["open" if on_away else fail], on_outage)
         self._made: dict[bool, Any] = {}
         self._client = client
         # Decides while Redis is away, if ``fail`` says so.

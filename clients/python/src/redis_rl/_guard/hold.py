@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .._commands import wire
-from .._commands.wire import MAX_COST, Key, check_seconds
+from .._commands.wire import MAX_COST, Key, Time, seconds_of
 from .._keys import Outcome, Place, Request, Rules, Said, Share
 from .._lines.loop import EachLoop, Loop, spawn
 from .threads import CLOSE_SECONDS
@@ -39,22 +39,20 @@ class _Hold:
         sleep: Callable[[float], Any],
         key: Key,
         limit: int,
-        for_: float,
-        timeout: float,
+        ttl: Time,
+        timeout: Time,
         on_late: Callable[[Key], object] | None,
     ) -> None:
-        check_seconds("for_", for_)
-        if for_ < _SHORTEST_SECONDS:
-            raise ValueError(f"for_ is in seconds, at least {_SHORTEST_SECONDS}: {for_!r}")
-        check_seconds("timeout", timeout)
+        if (seconds := seconds_of("ttl", ttl)) < _SHORTEST_SECONDS:
+            raise ValueError(f"ttl is in seconds, at least {_SHORTEST_SECONDS}: {ttl!r}")
         if on_late is not None and not callable(on_late):
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
         self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
-        self._for_ms, self._timeout_ms = int(for_ * 1000), int(timeout * 1000)
+        self._ttl_ms, self._timeout_ms = int(seconds * 1000), int(seconds_of("timeout", timeout) * 1000)
         self._until_ms = 0
         # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
         self._share, self._renewed = (
-            Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._for_ms}ms")]), 0, 0), 1)
+            Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._ttl_ms}ms")]), 0, 0), 1)
             for units in (limit, MAX_COST)
         )
         self._place: Place | None = None
@@ -86,7 +84,7 @@ class _Hold:
     def _begin(self) -> Request:
         if self._place and self._place.state != "over" and self._pid == os.getpid():
             raise RuntimeError("this place is held already: each block calls hold")
-        self._pid, self._place = os.getpid(), Place(self._for_ms, self._asking.now_ms())
+        self._pid, self._place = os.getpid(), Place(self._ttl_ms, self._asking.now_ms())
         self._new = Request([self._share])
         return self._new
 

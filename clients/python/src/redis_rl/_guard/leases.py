@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .._commands import wire
-from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Verdict, check_seconds
+from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Time, Verdict, seconds_of
 from .._keys import Rules
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
@@ -25,10 +25,10 @@ class _Leased(Generic[_Limiter]):
         algorithm: Algorithm,
         *quotas: Quota,
         units: int | None = None,
-        duration: float = 0.1,
-        remember: float = 1.0,
+        ttl: Time = 0.1,
+        remember: Time = 1.0,
     ) -> None:
-        """Counts by ``algorithm``, and leases at most ``units`` of a key, for ``duration`` seconds.
+        """Counts by ``algorithm``, and leases at most ``units`` of a key, which last for ``ttl`` seconds.
 
         ``units`` is a hundredth of the smallest limit by default; with 0 every request is asked for.
         A refusal is repeated without asking for ``remember`` seconds at most.
@@ -41,9 +41,8 @@ class _Leased(Generic[_Limiter]):
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
         wire.check_units("the units of a lease", units)
-        check_seconds("duration", duration)
-        check_seconds("remember", remember)
-        self._rules = Rules.of(algorithm, pairs, int(duration * 1000), units)
+        self._rules = Rules.of(algorithm, pairs, int(seconds_of("ttl", ttl) * 1000), units)
+        remember = seconds_of("remember", remember)
         self._asking: Any = asking_of(limiter.client, limiter.clock, self._where, remember=remember)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from contextvars import Context
 from functools import cached_property
 from inspect import isawaitable
-from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from .._commands import wire
 from .._commands.wire import (
@@ -20,14 +23,16 @@ from .._commands.wire import (
     Key,
     Options,
     Quota,
+    Time,
     Verdict,
     Window,
+    seconds_of,
 )
-from .._keys import Rules, Share
+from .._keys import Request, Rules, Share, verdict_of
+from .._lines.loop import EachLoop
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
-from .nodes import Asking
 from .threads import InThreads, asking_of
 
 if TYPE_CHECKING:
@@ -39,6 +44,9 @@ _Decision = TypeVar("_Decision")
 _Info = TypeVar("_Info")
 _Bool = TypeVar("_Bool")
 _Held = TypeVar("_Held")
+
+# The longest wait that a server takes.
+_LONGEST_MS = 3650 * 86_400_000
 
 
 class Client(Protocol):
@@ -133,45 +141,46 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         return self._call(["DEL", wire.sendable(key)], bool)
 
     def acquire(
-        self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: float | None = None
+        self, algorithm: Algorithm, key: Key, *quotas: Quota, cost: int = 1, timeout: Time | None = None
     ) -> _Verdict:
         """Takes units, and waits for them if need be, for ``timeout`` seconds at most.
 
-        Sleeps exactly as long as the server says, and asks again. If that is longer than what is left of the timeout,
-        or no wait helps, it returns the refusal at once. Those who wait for a key are served in no particular order.
-        The verdict has ``taken`` and ``at``, to give the units back.
+        Of a bucket it asks once, and sleeps for the wait that it is told: all who wait are served in the order in which
+        they asked, whatever their process. Of the other algorithms it sleeps exactly as long as the server says, and
+        asks again; in an event loop one asks for a key, and the others stand in order behind it. If the wait is longer
+        than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and ``at``, to
+        give the units back.
 
-        A task that is cancelled takes nothing: units that were on their way to it go back as soon as they come.
+        Who is cancelled or interrupted takes nothing: its units go back as of their time, also those on their way.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is in seconds, 0 or more: {timeout!r}")
-        return self._acquire(
-            Share(wire.sendable(key), Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0), cost), timeout
-        )
+        timeout_ms = _LONGEST_MS if timeout is None else min(int(seconds_of("timeout", timeout) * 1000), _LONGEST_MS)
+        within_ms = timeout_ms if algorithm == "bucket" and cost else None
+        rules = Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0, within_ms)
+        return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
 
     def hold(
         self,
         key: Key,
         limit: int,
         *,
-        for_: float = 30.0,
-        timeout: float = 0.0,
+        ttl: Time = 30.0,
+        timeout: Time = 0.0,
         on_late: Callable[[Key], object] | None = None,
     ) -> _Held:
         """A place among ``limit`` at once, for a ``with`` or an ``async with`` block that asks whether it has one.
 
-            with limiter.hold("reports", 5, for_=600) as place:
+            with limiter.hold("reports", 5, ttl=600) as place:
                 if place: ...
 
-        ``for_`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
+        ``ttl`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
         not free. In an event loop a place is renewed every third of it. Else it is how long the block may take, or
         until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, in no particular order.
         ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
         the block is not ended. Raises an error if Redis is away.
         """
-        return self._held(self._asking, self._sleep, key, limit, for_, timeout, on_late)
+        return self._held(self._asking, self._sleep, key, limit, ttl, timeout, on_late)
 
 
 class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
@@ -206,14 +215,20 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
                 raise explained from error
             raise
 
-    def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+    def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
         here = self._asking.here()
-        until_ms = _until_ms(here, timeout)
+        until_ms = here.now_ms() + timeout_ms
         while True:
-            verdict: Verdict = here.take(*share)
-            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
-                return verdict
-            self._sleep(wait)
+            request = Request([share])
+            try:
+                verdict = verdict_of(here.ask([request])[0], share.cost)
+                if wait := _wait(share, verdict, until_ms - here.now_ms()):
+                    self._sleep(wait)
+            except BaseException:
+                here.give_back(request)
+                raise
+            if verdict.allowed or not wait:
+                return _used(verdict)
 
 
 class AsyncRateLimiter(
@@ -254,22 +269,85 @@ class AsyncRateLimiter(
                 raise explained from error
             raise
 
-    async def _acquire(self, share: Share, timeout: float | None) -> Verdict:
+    async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
+        until_ms = self._asking.here().now_ms() + timeout_ms
+        if share.rules.is_ahead or not timeout_ms:
+            return await self._served(share, until_ms)
+        line = _in_line.here().setdefault((self._asking, share.key), _InLine())
+        if not await line.enter(timeout_ms / 1000):
+            return await self._served(share, 0)
+        try:
+            return await self._served(share, until_ms)
+        finally:
+            line.leave()
+
+    async def _served(self, share: Share, until_ms: int) -> Verdict:
         here = self._asking.here()
-        until_ms = _until_ms(here, timeout)
         while True:
-            taken = here.take(*share)
-            verdict = taken if isinstance(taken, Verdict) else await taken
-            if (wait := _wait(verdict, until_ms - here.now_ms())) is None:
-                return verdict
-            await self._sleep(wait)
+            request = Request([share])
+            try:
+                verdict = verdict_of((await here.decide([request]))[0], share.cost)
+                if wait := _wait(share, verdict, until_ms - here.now_ms()):
+                    await self._sleep(wait)
+            except BaseException:
+                here.give_back(request)
+                raise
+            if verdict.allowed or not wait:
+                return _used(verdict)
 
 
-def _until_ms(here: Asking, timeout: float | None) -> float:
-    return inf if timeout is None else here.now_ms() + timeout * 1000
+class _InLine:
+    """Those who wait in an event loop for units of one key. The first asks, and the others stand in order behind it."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+        self._turns: deque[asyncio.Future[bool]] = deque()
+
+    async def enter(self, seconds: float) -> bool:
+        """Returns True when it is this one's turn, or False if that takes longer."""
+        if not self._is_asked:
+            self._is_asked = True
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(seconds, self._give, turn, False, context=Context())
+        self._turns.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.leave()
+            raise
+        finally:
+            timer.cancel()
+            with suppress(ValueError):
+                self._turns.remove(turn)
+
+    def leave(self) -> None:
+        """The next one asks."""
+        while self._turns:
+            if self._give(self._turns.popleft(), True):
+                return
+        self._is_asked = False
+
+    @staticmethod
+    def _give(turn: asyncio.Future[bool], is_mine: bool) -> bool:
+        if turn.done():
+            return False
+        turn.set_result(is_mine)
+        return True
 
 
-def _wait(verdict: Verdict, left_ms: float) -> float | None:
-    """Returns the seconds after which to ask again if that helps, and is not too late."""
+_in_line: EachLoop[WeakValueDictionary[Any, _InLine]] = EachLoop(lambda loop: WeakValueDictionary())
+
+
+def _wait(share: Share, verdict: Verdict, left_ms: int) -> float:
+    """Returns the seconds after which units may be used, or asked for again. Of a refusal that is final it is 0."""
     wait = verdict.retry_after
-    return None if wait is None or wait // MILLISECOND > left_ms else wait.total_seconds()
+    is_final = verdict.limited and (share.rules.is_ahead or (wait is not None and wait // MILLISECOND > left_ms))
+    return 0 if wait is None or is_final else wait.total_seconds()
+
+
+def _used(verdict: Verdict) -> Verdict:
+    """Returns the verdict as it is when its wait is over."""
+    return verdict._replace(retry_after=None) if verdict.allowed else verdict

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from copy import copy
 from functools import partial
 from time import monotonic, monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._commands.wire import Clock
 from .._keys import Keys, Share
@@ -17,6 +17,8 @@ from .._lines.own import Node
 from .turns import Turns
 
 _log = logging.getLogger("redis_rl")
+
+OnOutage: TypeAlias = Callable[[Literal["begun", "ended"], str], object]
 
 
 class Found(NamedTuple):
@@ -38,8 +40,10 @@ class _Entry:
 class Nodes:
     """The servers that are away, for all threads and event loops. Logs once when that begins and once when it ends."""
 
-    def __init__(self, meanwhile: str) -> None:
-        self._meanwhile = meanwhile
+    def __init__(self, meanwhile: str, on_outage: OnOutage | None = None) -> None:
+        self._meanwhile, self._on_outage = meanwhile, on_outage
+        # Why Redis is away, or was last.
+        self._why = ""
         self._turns = Turns()
         self._away: dict[Node, _Entry] = {}
 
@@ -64,8 +68,20 @@ class Nodes:
         state = state_of(said)
         # The server quotes the words of an unknown command, and with them a user's key, which stays out of the log.
         reply = text_of(said).partition(", with args")[0]
-        why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
-        _log.warning("Redis is away: %s; %s", why, self._meanwhile)
+        self._why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
+        _log.warning("Redis is away: %s; %s", self._why, self._meanwhile)
+        self._tell("begun")
+
+    def _ended(self) -> None:
+        _log.warning("Redis decides again")
+        self._tell("ended")
+
+    def _tell(self, what: Literal["begun", "ended"]) -> None:
+        try:
+            if self._on_outage:
+                self._on_outage(what, self._why)
+        except Exception:
+            _log.exception("on_outage has failed")
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
         """Returns those nodes with keys of these shares that are away. While another thread asks, none is probed."""
@@ -87,7 +103,7 @@ class Nodes:
                 is_probed = entry.away.ask(_now_ms()) == "probe"
                 found.append(Found(node, copy(entry.error), entry.share, is_probed))
         if before and not self._away:
-            _log.warning("Redis decides again")
+            self._ended()
         return found
 
     def error_of(self, node: Node) -> Exception | None:
@@ -110,7 +126,7 @@ class Nodes:
             return (next_ms - _now_ms()) / 1000 if answered and next_ms is not None else None
         del self._away[node]
         if not self._away:
-            _log.warning("Redis decides again")
+            self._ended()
         return None
 
 

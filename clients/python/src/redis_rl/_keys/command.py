@@ -58,7 +58,7 @@ class Command:
         if self.size or len(self.shares) > 1 or self.settles:
             return self.size > 0
         [share] = self.shares
-        return not self.awaits_reply or (share.cost == 1 and len(share.rules.quotas) == 1)
+        return not self.awaits_reply or share.rules.is_ahead or (share.cost == 1 and len(share.rules.quotas) == 1)
 
     def words(self, at: int | None = None) -> list[Name | int]:
         """Returns the words to send. ``at`` is when to decide as of, unless the command gives back."""
@@ -70,7 +70,7 @@ class Command:
             if cost != 1:
                 words += ("COST", cost)
             if self.awaits_reply:
-                words.append("PARTIAL")
+                words += share.rules.telling
             return words if at is None else [*words, "AT", at]
         return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
 

@@ -39,8 +39,8 @@ class Key:
 
     def size(self, now_ms: int) -> int:
         """Returns the units to lease next: as many as were asked for in the time that a lease lasts."""
-        for_ms, gone_ms = self.rules.for_ms, now_ms - self.since_ms
-        if gone_ms >= for_ms:
-            self.before = self.asked * for_ms // gone_ms if gone_ms else 0
+        ttl_ms, gone_ms = self.rules.ttl_ms, now_ms - self.since_ms
+        if gone_ms >= ttl_ms:
+            self.before = self.asked * ttl_ms // gone_ms if gone_ms else 0
             self.since_ms, self.asked = now_ms, 0
         return min(max(self.asked, self.before), self.rules.units)

@@ -171,7 +171,7 @@ class Keys:
         taken, refusal = reply.taken or 0, None
         assert request
         is_taken = taken >= share.cost and not request.gives_back
-        lease = key.lease = Lease(reply, taken, now_ms, key.rules.for_ms)
+        lease = key.lease = Lease(reply, taken, now_ms, key.rules.ttl_ms)
         if is_taken:
             self._serve(now_ms, key, request, index)
             key.refusal = None

@@ -17,10 +17,10 @@ class Lease:
 
     __slots__ = ("at", "beyond", "ends_ms", "granted", "left", "limit", "reset_after", "told_ms")
 
-    def __init__(self, reply: Verdict, left: int, now_ms: int, for_ms: int) -> None:
+    def __init__(self, reply: Verdict, left: int, now_ms: int, ttl_ms: int) -> None:
         self.left = self.granted = left
         self.at = reply.at or 0
-        self.ends_ms = now_ms + for_ms
+        self.ends_ms = now_ms + ttl_ms
         self.limit, self.beyond = reply.limit, reply.remaining
         # The wait as it was told last, and when, so that a second answer in a millisecond need not compute it.
         self.reset_after, self.told_ms = reply.reset_after, now_ms

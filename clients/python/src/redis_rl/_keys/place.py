@@ -11,15 +11,15 @@ one that was asked for last (new). ``late``: tell that somebody else may have th
 
 
 class Place:
-    """A place is a unit of a log whose window is ``for_ms``. To renew it, another is taken before it goes back.
+    """A place is a unit of a log whose window is ``ttl_ms``. To renew it, another is taken before it goes back.
 
     In the other order, or in one transaction, one more would get in whenever a reply is lost. Whatever happens, whether
-    the place is late is decided first: also a block that computes for longer than ``for_ms`` and then ends is told of.
+    the place is late is decided first: also a block that computes for longer than ``ttl_ms`` and then ends is told of.
     """
 
-    def __init__(self, for_ms: int, now_ms: int) -> None:
+    def __init__(self, ttl_ms: int, now_ms: int) -> None:
         self.state: State = "asked"
-        self._for_ms = for_ms
+        self._ttl_ms = ttl_ms
         # The server's time of the unit that is held.
         self._at = 0
         # When the unit was asked for last. The server counts it then or later, so it is safe to reckon from here.
@@ -40,18 +40,18 @@ class Place:
             says.append("give back new")
         elif before in ("asked", "renewing"):
             self.state, self._at = "held", at
-            self._due_ms = self._asked_ms + max(self._for_ms // 3, 1)
-            self._over_ms = self._asked_ms + self._for_ms
+            self._due_ms = self._asked_ms + max(self._ttl_ms // 3, 1)
+            self._over_ms = self._asked_ms + self._ttl_ms
         return says
 
     def refused(self, now_ms: int) -> list[Said]:
         return self.failed(now_ms)
 
     def failed(self, now_ms: int) -> list[Said]:
-        """No unit was granted. If only the reply was lost, its unit blocks a place until ``for_ms`` is over."""
+        """No unit was granted. If only the reply was lost, its unit blocks a place until ``ttl_ms`` is over."""
         says, before = self._late(now_ms), self.state
         if before == "renewing":
-            self.state, self._due_ms = "held", now_ms + max(self._for_ms // 12, 1)
+            self.state, self._due_ms = "held", now_ms + max(self._ttl_ms // 12, 1)
         elif before in ("asked", "gone", "ending"):
             self.state = "over"
         if before in ("gone", "ending"):

@@ -19,21 +19,34 @@ class Rules:
 
     algorithm: Algorithm
     quotas: tuple[Pair, ...]
-    for_ms: int
+    ttl_ms: int
     units: int
     smallest_limit: int
     # The words of the single command before and after its key.
     command: str
     words: tuple[Name | int, ...]
+    # The words by which the reply tells what was taken, and when.
+    telling: tuple[Name | int, ...]
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def of(algorithm: Algorithm, quotas: tuple[Pair, ...], for_ms: int, units: int) -> Rules:
-        """Leases of at most ``units`` last for ``for_ms``, at most for a twentieth of the shortest window."""
+    def of(
+        algorithm: Algorithm, quotas: tuple[Pair, ...], ttl_ms: int, units: int, within_ms: int | None = None
+    ) -> Rules:
+        """Leases of at most ``units`` last for ``ttl_ms``, at most for a twentieth of the shortest window.
+
+        With ``within_ms`` units are taken that are there only then. Such a key is asked for by itself.
+        """
         longest_ms = min(wire.timedelta_of(window) for _, window in quotas) // (20 * MILLISECOND)
         command, _, *words = wire.take(f"RL.{algorithm.upper()}", "", quotas, 1)
         smallest = min(limit for limit, _ in quotas)
-        return Rules(algorithm, quotas, min(for_ms, longest_ms), units, smallest, str(command), tuple(words))
+        telling = ("WITHIN", f"{within_ms}ms") if within_ms else ("PARTIAL",)
+        return Rules(algorithm, quotas, min(ttl_ms, longest_ms), units, smallest, str(command), tuple(words), telling)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether units are taken that are there only later."""
+        return self.telling[0] == "WITHIN"
 
 
 class Share(NamedTuple):
