@@ -71,7 +71,11 @@ async function open(
   const destroy = () => connection.disconnect();
   made({ send: together(connection), destroy });
   return connection.connect().catch((error: unknown) => {
-    throw reason ?? error;
+    const said = reason ?? (error as Error);
+    const { sentinels = [] } = connection.options;
+    if (sentinels.length === 0 || isReply(said)) throw said;
+    const addresses = sentinels.map(({ host, port }) => `${host}:${port}`);
+    throw new Error(`${said.message} (${addresses.join(", ")})`, { cause: said });
   });
 }
 

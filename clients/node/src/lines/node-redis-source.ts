@@ -1,6 +1,7 @@
 // Makes connections from a client of node-redis.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
+import { isReply } from "./errors.js";
 import type { RedisClient, Events, Source } from "./source.js";
 
 /** The client's modules, functions and scripts do not matter here, so its type parameters are the defaults. */
@@ -93,10 +94,17 @@ async function openSentinel(client: Sentinel, { made }: Events): Promise<unknown
     reserveClient: true,
     commandOptions: { timeout: 0 },
   });
-  connection.on("error", () => undefined);
+  // When no Sentinel can be asked, only these say which and why.
+  const reasons = new Set<string>();
+  connection.on("error", (error: unknown) => {
+    if (error instanceof Error && !connection.isReady) reasons.add(error.message);
+  });
   const destroy = () => {
     void Promise.resolve(connection.destroy()).catch(() => undefined);
   };
   made({ send: (words) => connection.sendCommand(false, words), destroy });
-  return connection.connect();
+  return connection.connect().catch((error: unknown) => {
+    if (reasons.size === 0 || isReply(error as Error)) throw error;
+    throw new Error(`${(error as Error).message}: ${[...reasons].join(", ")}`, { cause: error });
+  });
 }
