@@ -48,19 +48,23 @@ export function duration(time: Window): number {
 /** The quotas of texts that were parsed: a program uses few, again and again. */
 const parsed = new Recent<readonly Quota[]>(1000);
 
-/** The quotas of a text: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
+/** The quotas of a text: `5/10s, 100/hour` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {
-    quotas = text.split(",").map((part) => parseOne(part.trim()));
+    quotas = text.split(/[,;]/).map((part) => parseOne(part.trim()));
     parsed.put(text, quotas);
   }
   return quotas;
 }
 
+/** `5/10s`, and as people write it: `5/minute`, `5 per 2 hours`. */
+const QUOTA =
+  /^(\d{1,16})(?:\s*\/|\s+per\s)\s*([1-9]\d*)?\s*(ms|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?)$/i;
+
 function parseOne(text: string): Quota {
-  const [, limit, count, unit] = /^(\d{1,16})\/([1-9]\d*)?(ms|s|m|h|d)$/i.exec(text) ?? [];
-  const window = `${count ?? 1}${unit?.toLowerCase() ?? ""}`;
+  const [, limit, count = "1", unit = ""] = QUOTA.exec(text) ?? [];
+  const window = count + unit.toLowerCase().replace(/^(?!ms)(.).*/, "$1");
   if (limit === undefined || !Number.isSafeInteger(Number(limit)) || milliseconds(window) > MAX_WINDOW_MS) {
     throw new RangeError(
       `"${text}" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit`,
