@@ -11,7 +11,7 @@ import { setTimeout as delay } from "node:timers/promises";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Algorithm, type Client as AnyClient, type RateLimiter, rl, type Verdict } from "redis-rl";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 
 const { REDIS_SERVER = "redis-server", MODULE } = process.env;
 if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");

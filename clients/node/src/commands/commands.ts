@@ -3,7 +3,7 @@
 
 import { isUint8Array } from "node:util/types";
 import { checkedOptions, OPTIONS } from "./options.js";
-import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
+import { listOf, MAX_LIMIT, type Quotas, textOf, type Window } from "./quota.js";
 
 /** The key to count in, usually one for each client: any bytes. */
 export type Key = string | Buffer;
@@ -63,7 +63,7 @@ export interface Verdict {
   at?: number;
 }
 
-export interface Decision {
+export interface Verdicts {
   /** The opposite of `limited`. */
   allowed: boolean;
   /** Whether the request was refused by any row. */
@@ -111,7 +111,7 @@ export interface RateLimiter {
   /** What is counted in a key; null if the key does not exist. */
   info(key: Key): Promise<Info | null>;
   /** Takes from several quotas in one step, all or none. On a cluster all keys must have the same hash tag. */
-  all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
+  all(rows: readonly Row[], options?: AllOptions): Promise<Verdicts>;
   /** Deletes a key and all that it has counted. Resolves to 1 if the key existed, otherwise to 0. */
   reset(key: Key): Promise<number>;
 }
@@ -127,7 +127,7 @@ type Integer = number | string;
 
 type Figures = readonly [Integer, Integer, Integer, Integer, Integer, taken?: Integer, at?: Integer];
 
-type DecisionFigures = readonly [Integer, Integer, Integer, Figures[]];
+type VerdictsFigures = readonly [Integer, Integer, Integer, Figures[]];
 
 function checked(limit: number): string {
   if (limit > MAX_LIMIT) {
@@ -167,7 +167,7 @@ function wait(figure: Integer): number | null {
   return ms < 0 ? null : ms;
 }
 
-function decision([figure, retryAfter, at, rows]: DecisionFigures): Decision {
+function verdicts([figure, retryAfter, at, rows]: VerdictsFigures): Verdicts {
   const limited = Number(figure) === 1;
   return {
     allowed: !limited,
@@ -212,7 +212,7 @@ function deciding(name: string, IS_READ_ONLY: boolean) {
     parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
       pushKey(writer, key);
-      for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
+      for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), textOf(window));
       pushOptions(writer, options);
     },
     transformReply: verdict,
@@ -256,11 +256,11 @@ export const rl = {
       writer.push("RL.ALL");
       for (const { key, algorithm, limit, window, cost = 1 } of rows) {
         pushKey(writer, key);
-        writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
+        writer.push(algorithm.toUpperCase(), checked(limit), textOf(window), String(cost));
       }
       pushOptions(writer, options);
     },
-    transformReply: decision,
+    transformReply: verdicts,
   },
   // A cluster client of node-redis adds up the replies of nodes to DEL, which works only with numbers.
   reset: ofKey("DEL", false, (reply: Integer): number => Number(reply)),
@@ -371,7 +371,7 @@ export const cmd = {
   /** Reads the reply to `fixed`, `sliding`, `log`, `bucket` and `peek`. */
   verdict: (reply: unknown): Verdict => verdict(reply as Figures),
   /** Reads the reply to `all`. */
-  decision: (reply: unknown): Decision => decision(reply as DecisionFigures),
+  verdicts: (reply: unknown): Verdicts => verdicts(reply as VerdictsFigures),
   /** Reads the reply to `RL.INFO`. */
   info,
 } as const;

@@ -13,7 +13,7 @@ import { Driver, onAbort } from "./driver.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, type Quotas, whole } from "../commands/quota.js";
+import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
 
 /** Options of those who wait. */
 export interface WaitOptions extends ClockOption {
@@ -58,7 +58,7 @@ export async function acquire(
   const asker = askerOf(client, TIMEOUT_MS);
   const { sleep = (ms: number) => sleepFor(asker, ms, signal) } = options;
   whole("a cost that is waited for", cost);
-  checkWait(timeoutMs);
+  time("timeoutMs", timeoutMs);
   const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
   const share = { key: checkedKey(key), rules, cost };
   // The caller learns of an outage by the error.
@@ -72,11 +72,6 @@ export async function acquire(
     if (allowed || retryAfterMs === null || now() + retryAfterMs > endMs) return verdict;
     await sleep(retryAfterMs);
   }
-}
-
-export function checkWait(timeoutMs: number): void {
-  if (typeof timeoutMs !== "number" || !(timeoutMs >= 0))
-    throw new RangeError("timeoutMs must be a number from 0");
 }
 
 /** The time by which those who use this asker wait. */
