@@ -25,6 +25,11 @@ export interface TakeOptions extends PeekOptions {
   force?: boolean | undefined;
   /** Take as many of the units as fit, if not all do. The verdict then has `taken` and `at`. Excludes `force`. */
   partial?: boolean | undefined;
+  /**
+   * Only of a `bucket`: takes units ahead that will be there within so many milliseconds. The verdict's `retryAfterMs` is
+   * how long to wait before they may be used, and it has `taken` and `at`. Excludes `force` and `partial`.
+   */
+  withinMs?: number | undefined;
 }
 
 export type AllOptions = Pick<TakeOptions, "force" | "at">;
@@ -55,10 +60,11 @@ export interface Verdict {
   retryAfterMs: number | null;
   /** Milliseconds until the whole limit is available again; 0 if it is now. */
   resetAfterMs: number;
-  /** With `partial`, the units that were taken; for a negative cost, minus the units that were given back. */
+  /** With `partial` or `withinMs`, the units that were taken; for a negative cost, minus the units that were given back. */
   taken?: number;
   /**
-   * With `partial`, the Unix time in milliseconds at which the units were counted: name it as `at` to give them back.
+   * With `partial`, the Unix time in milliseconds at which the units were counted, with `withinMs`, at which they are
+   * there: name it as `at` to give them back.
    */
   at?: number;
 }
@@ -137,10 +143,11 @@ function checked(limit: number): string {
 }
 
 function pushOptions(writer: CommandWriter, options: TakeOptions = {}): void {
-  const { cost, force, partial, at } = checkedOptions("a command", OPTIONS.command, options);
+  const { cost, force, partial, withinMs, at } = checkedOptions("a command", OPTIONS.command, options);
   if (cost !== undefined) writer.push("COST", String(cost));
   if (force) writer.push("FORCE");
   if (partial) writer.push("PARTIAL");
+  if (withinMs !== undefined) writer.push("WITHIN", `${withinMs}ms`);
   if (at !== undefined) writer.push("AT", String(at));
 }
 

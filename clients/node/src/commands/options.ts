@@ -58,7 +58,7 @@ export const OPTIONS = {
   expressStore: { ...store, algorithm: OWN, countRefused: FLAG, lease: OWN },
   limiter: { clock: CLOCK },
   take: { cost: OWN },
-  command: { cost: OWN, force: FLAG, partial: FLAG, at: OWN },
+  command: { cost: OWN, force: FLAG, partial: FLAG, withinMs: OWN, at: OWN },
 };
 
 /** Returns the options, of which undefined ones count as left out. Throws a `TypeError` for a wrong name or value. */
