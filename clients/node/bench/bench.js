@@ -16,7 +16,7 @@ import { createClient } from "redis";
 import { leases, rl } from "redis-rl";
 import { Guard } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 
 import { startServer } from "./server.js";
 

@@ -6,7 +6,7 @@ export {
   type AllOptions,
   cmd,
   type CommandWriter,
-  type Decision,
+  type Verdicts,
   type Info,
   type Key,
   type PeekOptions,
@@ -21,5 +21,5 @@ export {
 export { MemoryLimiter, type MemoryOptions } from "./memory/memory.js";
 export { hold, type Hold, type HoldOptions } from "./guard/hold.js";
 export { type LeaseOptions, type Leases, leases } from "./guard/leases.js";
-export { type Asking, type Client, type Sender, withTimeout } from "./lines/asker.js";
+export { type Asking, type Client, type Sender, rateLimiter, withTimeout } from "./lines/asker.js";
 export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./commands/quota.js";

@@ -98,7 +98,8 @@ describe("acquire", () => {
         await assert.rejects(asked, { name: "AbortError" });
         await waitFor(
           "what goes back",
-          async () => (await calls(server, `RL.${algorithm}`)) === (cost === 1 ? 3 : 2),
+          async () =>
+            (await calls(server, `RL.${algorithm}`)) === (cost === 1 || algorithm === "bucket" ? 3 : 2),
         );
         assert.equal(await used(), 2);
       });
@@ -130,6 +131,51 @@ describe("acquire", () => {
       outcomes.add(`${outcome}, ${given} given back`);
     }
     assert.deepEqual([...outcomes].sort(), ["aborted, 1 given back", "allowed, 0 given back"]);
+  });
+
+  test("a hundred wait for a bucket of one each 20 ms: a command each, in order", async () => {
+    const order: number[] = [];
+    const start = performance.now();
+    const wait = (i: number) => acquire(client, "bucket", "key", "1/20ms").then(() => order.push(i));
+    await Promise.all(Array.from({ length: 100 }, (_, i) => wait(i)));
+    assert.ok(performance.now() - start >= 1979);
+    assert.equal(await calls(server, "RL.BUCKET"), 100);
+    assert.deepEqual(
+      order,
+      order.toSorted((a, b) => a - b),
+    );
+  });
+
+  test("who leaves a bucket's turn gives it back as of its time, and who is too late does not wait", async () => {
+    const abort = new AbortController();
+    await acquire(client, "bucket", "key", "1/h");
+    const waiting = acquire(client, "bucket", "key", "1/h", { signal: abort.signal });
+    const refused = await acquire(client, "bucket", "key", "1/h", { timeoutMs: 1000 });
+    assert.deepEqual([refused.allowed, refused.taken], [false, 0]);
+    abort.abort();
+    await assert.rejects(waiting, { name: "AbortError" });
+    await waitFor("what goes back", async () => (await calls(server, "RL.BUCKET")) === 4);
+    const next = await client.rl.bucket("key", "1/h", { withinMs: 3_600_000 });
+    assert.deepEqual([next.allowed, next.taken], [true, 1]);
+  });
+
+  test("of other algorithms one of the process asks, and the others stand in order behind it", async () => {
+    const order: number[] = [];
+    const wait = (i: number) => acquire(client, "log", "key", "1/50ms").then(() => order.push(i));
+    await Promise.all(Array.from({ length: 5 }, (_, i) => wait(i)));
+    assert.deepEqual(order, [0, 1, 2, 3, 4]);
+    const asked = await calls(server, "RL.LOG");
+    assert.ok(asked <= 10, String(asked));
+  });
+
+  test("who stands behind the first leaves the line at once if its time is not enough, or by its signal", async () => {
+    await client.rl.log("key", "1/h");
+    const ends = [new AbortController(), new AbortController()] as const;
+    const [first, next] = ends.map(({ signal }) => acquire(client, "log", "key", "1/h", { signal }));
+    const refused = await acquire(client, "log", "key", "1/h", { timeoutMs: 1000 });
+    assert.equal(refused.limited, true);
+    for (const end of ends) end.abort();
+    for (const each of [first, next]) await assert.rejects(each as Promise<unknown>, { name: "AbortError" });
   });
 
   test("arguments that make no sense are refused, and an error of Redis is passed on", async () => {

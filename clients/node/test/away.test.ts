@@ -198,7 +198,9 @@ async function told(
   const lines: string[] = [];
   t.mock.method(console, "warn", (line: string) => lines.push(line));
   const hooked: (Error | undefined)[] = [];
-  const onOutage = (error: Error | undefined) => hooked.push(error);
+  const onOutage: NonNullable<GuardOptions<Request>["onOutage"]> = (what, why) => {
+    hooked.push(what === "begun" ? why : undefined);
+  };
   const asks = [{}, { onOutage }].map((hooks) => guarded(client, "key", { ...options, ...hooks }));
   await act(async () => (await Promise.all(asks.map((ask) => ask())))[0] as number);
   return { lines, hooked: hooked.map((error) => error?.message) };
@@ -394,7 +396,10 @@ test("a quiet service: Redis decides again soon after the first request that fin
     let isAway = true;
     const send = (words: Words) => (isAway ? Promise.reject(new Error("away")) : memory.send(words));
     const told: (Error | undefined)[] = [];
-    const ask = express({ send }, { ...patient, onOutage: (error) => told.push(error) });
+    const ask = express(
+      { send },
+      { ...patient, onOutage: (what, why) => told.push(what === "begun" ? why : undefined) },
+    );
     await ask();
     isAway = false;
     await ask();

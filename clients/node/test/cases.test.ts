@@ -9,7 +9,7 @@ import {
   type Algorithm,
   clientAddress,
   cmd,
-  type Decision,
+  type Verdicts,
   type LeaseOptions,
   leases,
   MemoryLimiter,
@@ -20,13 +20,13 @@ import {
   type Words,
 } from "redis-rl";
 import { Guard, type Policy, type Request } from "redis-rl/express";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 import { Server, socket, type Figures, verdictOf } from "./harness.js";
 
 interface Step {
   call?: Algorithm | "peek" | "info" | "all";
   key: string;
-  limits: [number, string | number][];
+  limits?: [number, string | number][];
   rows: Parameters<RateLimiter["all"]>[0];
   cost?: number;
   force?: boolean;
@@ -124,6 +124,12 @@ function words(step: Step): string[] {
 
 async function run({ limiter, raw }: Client, step: Step): Promise<void> {
   const { call } = step;
+  if (step.limits?.some(([, window]) => typeof window === "number")) {
+    // The server takes a number for seconds. Here it is refused, with what to write.
+    assert.throws(() => words(step), /^RangeError: .* write "60s" or "60ms", and not 60$/);
+    assert.deepEqual(cmd.verdict(await raw(step.words)), verdictOf(step.reply as Figures));
+    return;
+  }
   if (call !== undefined) assert.deepEqual(words(step), step.words);
   const method = call && (limiter[call] as (...args: unknown[]) => Promise<unknown>);
   const reply = method ? method.apply(limiter, argumentsOf(step)) : raw(step.words);
@@ -144,7 +150,7 @@ async function run({ limiter, raw }: Client, step: Step): Promise<void> {
   }
 }
 
-function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Decision {
+function decisionOf([limited, retryAfterMs, at, rows]: HttpCase["reply"]): Verdicts {
   return {
     allowed: limited === 0,
     limited: limited === 1,
@@ -272,7 +278,7 @@ for (const { name, policy, leases: isOfLeases, settings = {}, error = "" } of ta
     const options = {
       ...others,
       ...(timeoutMs !== undefined && { timeoutMs }),
-      ...(remember_ms !== undefined && { remember: `${remember_ms}ms` }),
+      ...(remember_ms !== undefined && { rememberMs: remember_ms }),
     };
     const isTold = (thrown: unknown) =>
       (thrown instanceof RangeError || thrown instanceof TypeError) && thrown.message.includes(error);

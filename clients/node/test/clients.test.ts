@@ -6,8 +6,7 @@ import { after, before, beforeEach, describe, test } from "node:test";
 import { promisify } from "node:util";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createCluster } from "redis";
-import { MAX_LIMIT, type RateLimiter, rl } from "redis-rl";
-import { rateLimiter } from "redis-rl/ioredis";
+import { MAX_LIMIT, rateLimiter, type RateLimiter, rl } from "redis-rl";
 import { command, opened, redirections, Server, socket, startCluster } from "./harness.js";
 
 const open = opened();

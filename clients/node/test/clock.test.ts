@@ -5,7 +5,7 @@ import { after, before, beforeEach, describe, test } from "node:test";
 import { Redis } from "ioredis";
 import { leases, type RateLimiter, withClock } from "redis-rl";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 import {
   ALGORITHMS,
   calls,
@@ -77,7 +77,7 @@ describe("clock", () => {
       clock: () => now,
       quotas: "1000/m",
       units: 100,
-      remember: "1s",
+      rememberMs: 1000,
     });
     for (let i = 0; i < 1001; i++) await limiter.take("key");
     const { allowed, retryAfterMs } = await limiter.take("key");
@@ -96,7 +96,7 @@ describe("clock", () => {
 
   test("a lease that is longer than a timer can be has none that fires at once", async (t) => {
     const timers = t.mock.method(globalThis, "setTimeout");
-    const options = { ...PATIENT, quotas: "1000000/3650d", units: 9, for: "3650d" } as const;
+    const options = { ...PATIENT, quotas: "1000000/3650d", units: 9, ttlMs: 315_360_000_000 } as const;
     const limiter = leases(redis, options);
     for (let i = 0; i < 10; i++) await limiter.take("key");
     const waits = timers.mock.calls.map((call) => Number(call.arguments[1]));

@@ -10,7 +10,7 @@ import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
 import { acquire, type Client, hold, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 import { type Ask, failed, guarded, LIMIT, quotas, statusOf, stores } from "./asks.js";
 import {
   ALGORITHMS,
@@ -160,12 +160,12 @@ const adapters: Record<string, (connected: Connected, key: string) => Ask> = {
 /** What takes units and returns what gives them back. A client may lose the answer to that. */
 const givers: Record<string, (client: Client, key: string, mute: () => void) => Promise<() => void>> = {
   leases: async (client, key) => {
-    const leased = leases(client, { quotas: "1000/h", units: 8, for: "1h", timeoutMs: PATIENT_MS });
+    const leased = leases(client, { quotas: "1000/h", units: 8, ttlMs: 3_600_000, timeoutMs: PATIENT_MS });
     for (let i = 0; i < 12; i++) await leased.take(key);
     return () => void leased.close();
   },
   hold: async (client, key) => {
-    const place = await hold(client, key, 1000, { for: "1h" });
+    const place = await hold(client, key, 1000, { ttlMs: 3_600_000 });
     return () => void place.release();
   },
   settle: async (client, key) => {
@@ -396,6 +396,21 @@ describe("connections of the package's own are like the application's", () => {
     ioredis: (port, tls) => ofIoredis(new Redis({ host, port, tls, ...user, db: 3 })),
     "ioredis, a cluster": (port, tls) =>
       ofIoredis(new Cluster([{ host, port }], { redisOptions: { tls, ...user } })),
+    "node-redis, Sentinel": (port, tls) => {
+      const { database, socket: own } = ofNodeRedis(port, tls);
+      const ofSentinels = { ...own, host: undefined, port: undefined };
+      const client = createSentinel({
+        name: "main",
+        sentinelRootNodes: [{ host, port }],
+        nodeClientOptions: { socket: ofSentinels, database, ...user },
+        sentinelClientOptions: { socket: ofSentinels },
+      });
+      return started(client);
+    },
+    "ioredis, Sentinel": (port, tls) => {
+      const sentinels = { name: "main", sentinels: [{ host, port }], sentinelTLS: tls };
+      return ofIoredis(new Redis({ ...sentinels, enableTLSForSentinelMode: true, tls, ...user, db: 3 }));
+    },
   };
 
   function started(client: Startable) {
@@ -429,20 +444,52 @@ describe("connections of the package's own are like the application's", () => {
       );
       const port = await freePort();
       // Its clients need a certificate too.
+      const files = ["--tls-ca-cert-file", ca, "--tls-cert-file", cert, "--tls-key-file", key];
       const settings = ["--tls-port", String(port), "--tls-cluster", "yes", "--cluster-announce-ip", host];
-      settings.push("--tls-ca-cert-file", ca, "--tls-cert-file", cert, "--tls-key-file", key);
       const isCluster = kind.includes("cluster");
-      const server = await Server.start(...settings, "--cluster-enabled", isCluster ? "yes" : "no");
+      const server = await Server.start(...files, ...settings, "--cluster-enabled", isCluster ? "yes" : "no");
       open.push(() => server.stop());
       if (isCluster) await command(server, "CLUSTER", "ADDSLOTSRANGE", "0", "16383");
       await command(server, "ACL", "SETUSER", user.username, "on", `>${user.password}`, "~*", "&*", "+@all");
       await command(server, "ACL", "SETUSER", "default", "-rl.log");
-      const files = { ca: readFileSync(ca), cert: readFileSync(cert), key: readFileSync(key) };
-      const { client, stop } = connect(port, files);
+      let known = port;
+      if (kind.includes("Sentinel")) {
+        known = await freePort();
+        const ofSentinel = ["--tls-port", String(known), "--tls-replication", "yes"];
+        const sentinel = await startSentinel({ port }, ...files, ...ofSentinel);
+        open.push(() => sentinel.stop());
+      }
+      const tls = { ca: readFileSync(ca), cert: readFileSync(cert), key: readFileSync(key) };
+      const { client, stop } = connect(known, tls);
       open.push(stop);
       const ask = guarded(client, "key", { timeoutMs: PATIENT_MS, fail: "closed" });
       await waitFor("a decision", async () => (await ask()) === 200);
       if (!isCluster) assert.match(String(await command(server, "INFO", "keyspace")), /db3:keys=1/);
     });
   }
+
+  test("an outage names the addresses of Sentinels that are away, and no password", async () => {
+    const away = await Promise.all([freePort(), freePort()]).then((ports) =>
+      ports.map((port) => ({ host, port })),
+    );
+    const known = [
+      started(
+        createSentinel({
+          name: "main",
+          sentinelRootNodes: away,
+          sentinelClientOptions: { socket: { reconnectStrategy: false }, ...user },
+        }),
+      ),
+      ofIoredis(new Redis({ name: "main", sentinels: away, sentinelPassword: user.password })),
+    ];
+    for (const { client, stop } of known) {
+      open.push(stop);
+      const reason = await new Promise<Error>((resolve) => {
+        const onOutage = (_: string, why: Error) => resolve(why);
+        void guarded(client, "key", { timeoutMs: PATIENT_MS, onOutage })();
+      });
+      for (const { port } of away) assert.match(reason.message, new RegExp(`${host}:${port}`));
+      assert.ok(!reason.message.includes(user.password) && reason.message.length < 400);
+    }
+  });
 });

@@ -10,7 +10,7 @@ import { afterEach, beforeEach, describe, test } from "node:test";
 import express from "express";
 import { type Algorithm, type Client as AnyClient, leases, type Sender } from "redis-rl";
 import {
-  type AppliedPolicy,
+  type Decision,
   type Choose,
   Guard,
   type GuardOptions,
@@ -105,7 +105,7 @@ describe("express", () => {
       async (request: express.Request) => plans[String(request.query.plan)],
     ]) {
       await limited(choose, {
-        onDecision: (_request, _decision, policies) => seen.push(policies.map(({ name }) => name)),
+        onDecision: (_, { policies }) => seen.push(Object.keys(policies)),
       });
       assert.match((await get("/?plan=free")).limit ?? "", /^"free-1h";r=1;t=\d+$/);
       assert.match((await get("/?plan=paid")).policy ?? "", /^"paid-1h";q=5;w=3600, "burst-1h";q=2;w=3600$/);
@@ -221,10 +221,10 @@ describe("express", () => {
   });
 
   test("onDecision is told of each decision, and what it throws is an error of the application", async () => {
-    const told: [string, boolean, readonly AppliedPolicy[]][] = [];
+    const told: [string, boolean, Decision["policies"]][] = [];
     await limited(["1/h", { name: "bytes", quotas: "9/h", cost: 4 }], {
-      remember: "1h",
-      onDecision: (request, { allowed }, policies) => {
+      rememberMs: 3_600_000,
+      onDecision: (request, { allowed, policies }) => {
         if (request.path === "/throws") throw new Error("of the application");
         told.push([request.path, allowed, policies]);
       },
@@ -239,12 +239,9 @@ describe("express", () => {
       ],
     );
     assert.equal(await asked(), 2);
-    const [, bytes] = told[1]?.[2] ?? [];
-    assert.deepEqual([bytes?.key, bytes?.cost, bytes?.quotas], ["bytes:{127.0.0.1}", 4, [[9, "1h"]]]);
-    assert.deepEqual(
-      told[1]?.[2].map(({ verdicts }) => verdicts?.map(({ limited }) => limited)),
-      [[true], [false]],
-    );
+    const { requests, bytes } = told[1]?.[2] ?? {};
+    assert.deepEqual([requests?.limited, requests?.limit, requests?.remaining], [true, 1, 0]);
+    assert.deepEqual([bytes?.limited, bytes?.limit, bytes?.remaining], [false, 9, 5]);
     assert.equal((await get("/throws")).status, 500);
   });
 
@@ -692,10 +689,10 @@ describe("express", () => {
     const unset = undefined;
     const policy = { name: unset, unit: unset, algorithm: unset, key: unset, cost: unset, lease: unset };
     const hooks = { onAway: unset, onDecision: unset, onLimited: unset, onError: unset };
-    const common = { timeoutMs: unset, remember: unset, clock: unset };
+    const common = { timeoutMs: unset, rememberMs: unset, clock: unset };
     await limited({ quotas: "2/h", ...policy }, { key: unset, fail: unset, ...hooks, ...common });
     assert.equal((await get()).limit, '"requests-1h";r=1;t=3600');
-    const local = { units: unset, for: unset, algorithm: unset, ...common };
+    const local = { units: unset, ttlMs: unset, algorithm: unset, ...common };
     const limiter = leases(client, { quotas: "2/h", ...local });
     assert.equal((await limiter.take("requests:{127.0.0.1}", { cost: unset })).remaining, 0);
     await limiter.close();

@@ -232,7 +232,7 @@ describe("@fastify/rate-limit", () => {
   });
 
   test("remember: a flood costs no command", async () => {
-    const app = await application({ max: 2 }, {}, { remember: "1h" });
+    const app = await application({ max: 2 }, {}, { rememberMs: 3_600_000 });
     for (let i = 0; i < 100; i++) await ask(app);
     assert.equal(await calls(server, "RL.LOG"), 3);
   });

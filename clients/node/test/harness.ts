@@ -11,7 +11,7 @@ import { setTimeout as delay } from "node:timers/promises";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 import { type Algorithm, type Client as AnyClient, type RateLimiter, rl, type Verdict } from "redis-rl";
-import { rateLimiter } from "redis-rl/ioredis";
+import { rateLimiter } from "redis-rl";
 
 const { REDIS_SERVER = "redis-server", MODULE } = process.env;
 if (MODULE === undefined) throw new Error("MODULE is the path of libredis_rl.so");
@@ -353,10 +353,10 @@ export async function startCluster(): Promise<Server[]> {
   return servers;
 }
 
-/** A sentinel that watches a server, which it calls `main`. */
-export async function startSentinel(server: Server): Promise<Server> {
-  const sentinel = await Server.startWithoutModule("--sentinel");
-  await command(sentinel, "SENTINEL", "MONITOR", "main", "127.0.0.1", String(server.port), "1");
+/** A sentinel that watches a server at a port of it, and calls it `main`. */
+export async function startSentinel({ port }: { port: number }, ...settings: string[]): Promise<Server> {
+  const sentinel = await Server.startWithoutModule("--sentinel", ...settings);
+  await command(sentinel, "SENTINEL", "MONITOR", "main", "127.0.0.1", String(port), "1");
   return sentinel;
 }
 

@@ -76,18 +76,18 @@ describe("a place", () => {
   test("is renewed every third of its time: another is taken first, then the old one goes back as of its time", async () => {
     const { sent, pass, take, used } = recorder();
     const place = await take();
-    assert.deepEqual(sent.splice(0), [`RL.LOG key 5 30s PARTIAL AT ${START}`]);
+    assert.deepEqual(sent.splice(0), [`RL.LOG key 5 30000ms PARTIAL AT ${START}`]);
     assert.deepEqual(await pass(9_999), []);
     assert.deepEqual(await pass(1), [
-      `RL.LOG key ${MAX_LIMIT} 30s PARTIAL AT ${START + 10_000}`,
-      `RL.LOG key 5 30s COST -1 AT ${START}`,
+      `RL.LOG key ${MAX_LIMIT} 30000ms PARTIAL AT ${START + 10_000}`,
+      `RL.LOG key 5 30000ms COST -1 AT ${START}`,
     ]);
     assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
     assert.deepEqual((await pass(10_000)).length, 2);
     await place.release();
     assert.deepEqual(
       [sent.pop(), place.held, await used()],
-      [`RL.LOG key ${MAX_LIMIT} 30s COST -1 AT ${START + 20_000}`, false, 0],
+      [`RL.LOG key ${MAX_LIMIT} 30000ms COST -1 AT ${START + 20_000}`, false, 0],
     );
     assert.deepEqual(await pass(60_000), []);
   });
@@ -261,7 +261,7 @@ describe("a place", () => {
     const used = async () => (await memory.info("key"))?.windows[0]?.used ?? 0;
     assert.equal(await hold(memory, "key", 1, async ({ held }) => (assert.ok(held), used())), 1);
     assert.equal(await used(), 0);
-    const failing = hold(memory, "key", 1, { for: "1m" }, async () => {
+    const failing = hold(memory, "key", 1, { ttlMs: 60_000 }, async () => {
       throw new Error("the block failed");
     });
     await assert.rejects(failing, /the block failed/);
@@ -281,9 +281,12 @@ describe("a place", () => {
     const memory = new MemoryLimiter();
     for (const limit of [-1, 1.5, "5" as unknown as number])
       await assert.rejects(hold(memory, "key", limit), RangeError);
-    await assert.rejects(hold(memory, "key", 5, { for: "soon" }), /is not a window/);
-    await assert.rejects(hold(memory, "key", 5, { for: "99ms" }), RangeError);
-    assert.ok((await hold(memory, "key", 5, { for: "100ms" })).held);
+    await assert.rejects(
+      hold(memory, "key", 5, { ttlMs: "30s" as never }),
+      /ttlMs must be a number of milliseconds from 100/,
+    );
+    await assert.rejects(hold(memory, "key", 5, { ttlMs: 99 }), RangeError);
+    assert.ok((await hold(memory, "key", 5, { ttlMs: 100 })).held);
     await assert.rejects(hold(memory, "key", 5, { timeoutMs: -1 }), RangeError);
     await assert.rejects(hold(memory, "key", 5, { lease: 1 } as HoldOptions), /hold has no lease/);
     await assert.rejects(hold(undefined as unknown as Sender, "key", 5), /a client is one of/);
@@ -301,7 +304,7 @@ describe("a place", () => {
     const holds = hold as (...args: unknown[]) => Promise<unknown>;
     const work = () => assert.fail("it is called");
     for (const args of [
-      [work, { for: "1m" }],
+      [work, { ttlMs: 60_000 }],
       [work, null],
       [{}, "work"],
       [undefined, {}],
@@ -405,9 +408,9 @@ for (const [name, connect] of Object.entries(libraries)) {
     test("a place is renewed by a timer for as long as it is held, and no one else holds it meanwhile", async () => {
       const { client } = await connected();
       const start = performance.now();
-      const place = await hold(client, "key", 1, { for: "3s" });
+      const place = await hold(client, "key", 1, { ttlMs: 3000 });
       await waitFor("a place that lasts longer than it would by itself", async () => {
-        assert.equal((await hold(client, "key", 1, { for: "3s" })).held, false);
+        assert.equal((await hold(client, "key", 1, { ttlMs: 3000 })).held, false);
         return performance.now() > start + 3_500;
       });
       assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
@@ -421,7 +424,7 @@ for (const [name, connect] of Object.entries(libraries)) {
       let again = own;
       const { client } = await connected(own);
       const late: unknown[] = [];
-      const place = await hold(client, "key", 1, { for: "3s", onLate: (key) => late.push(key) });
+      const place = await hold(client, "key", 1, { ttlMs: 3000, onLate: (key) => late.push(key) });
       await own.stop();
       await assert.rejects(hold(client, "key", 1));
       const start = performance.now();
@@ -469,7 +472,7 @@ for (const [name, connect] of Object.entries(libraries)) {
       const address = await Forwarder.start(server);
       open.push(address.stop);
       const { client } = await connected(address);
-      const ask = (to: Client = client) => hold(to, "key", 2, { for: "5s" }).catch(() => undefined);
+      const ask = (to: Client = client) => hold(to, "key", 2, { ttlMs: 5000 }).catch(() => undefined);
       for (let i = 0; i < 2; i++) {
         const [held] = await waitFor("a place", async () => {
           const places = await Promise.all([ask(), ask(), ask()]);
@@ -501,7 +504,7 @@ for (const [name, connect] of Object.entries(libraries)) {
           const close = () => client.quit();`,
       }[name];
       const program = `${of} import { hold } from "redis-rl";
-        if (!(await hold(client, "key", 1, { for: "2s" })).held) throw new Error("refused");
+        if (!(await hold(client, "key", 1, { ttlMs: 2000 })).held) throw new Error("refused");
         await close();`;
       const options = { cwd: import.meta.dirname, timeout: 300_000 };
       await promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
@@ -523,13 +526,13 @@ for (const [name, connect] of Object.entries(libraries)) {
         () => n.destroy(),
       );
       await n.sendCommand(["REPLICAOF", "127.0.0.1", String(old.port)]);
-      const place = await hold(client, "key", 1, { for: "6s" });
+      const place = await hold(client, "key", 1, { ttlMs: 6000 });
       await waitFor("the replica", async () => (await n.rl.peek("key", [1, "6s"])).limited);
       await n.sendCommand(["REPLICAOF", "NO", "ONE"]);
       await o.sendCommand(["REPLICAOF", "127.0.0.1", String(next.port)]);
       address.to = next.port;
       await waitFor("a renewal", async () => {
-        const { held } = await hold(client, "key", 1, { for: "6s" }).catch(() => ({ held: false }));
+        const { held } = await hold(client, "key", 1, { ttlMs: 6000 }).catch(() => ({ held: false }));
         assert.equal(held, false);
         return (await calls(next, "RL.LOG")) > 0 && (await n.rl.peek("key", [1, "6s"])).resetAfterMs > 5_000;
       });

@@ -27,7 +27,7 @@ import {
 } from "./harness.js";
 
 /** However busy the machine is, a refusal is not as old, and a server that answers is not away. */
-const LONG = "1h";
+const LONG = 3_600_000;
 const PATIENT_MS = 30_000;
 
 const leases = (client: Client, options: LeaseOptions) =>
@@ -79,7 +79,7 @@ describe("leases", () => {
       }
 
       test("a lease is given back by close, and its units are counted for nobody", async () => {
-        const limiter = leases(await connect(), { quotas: [6000, "1h"], units: 1000, for: "3m" });
+        const limiter = leases(await connect(), { quotas: [6000, "1h"], units: 1000, ttlMs: 180_000 });
         await ask(limiter, "key", 1050);
         assert.ok((await used("key")) > 1050);
         await limiter.close();
@@ -93,7 +93,7 @@ describe("leases", () => {
         const limiter = leasesOf(await connect(), {
           quotas: [6000, "1h"],
           units: 1000,
-          for: "3m",
+          ttlMs: 180_000,
           timeoutMs: 50,
         });
         await waitFor("a lease", () =>
@@ -114,7 +114,7 @@ describe("leases", () => {
 
       test("the wait of each refusal is that request's own, whatever is asked for with it", async () => {
         let now = 1_700_000_000_000;
-        const options = { quotas: [50, "10s"], units: 1, remember: 0, clock: () => now } as const;
+        const options = { quotas: [50, "10s"], units: 1, rememberMs: 0, clock: () => now } as const;
         const limiter = leases(await connect(), options);
         for (const cost of [10, 10, 20]) {
           await limiter.take("key", { cost });
@@ -129,13 +129,13 @@ describe("leases", () => {
       });
 
       test("a lease that ends goes back by itself", async () => {
-        const limiter = leases(await connect(), { quotas: [6000, "1h"], units: 1000, for: "1ms" });
+        const limiter = leases(await connect(), { quotas: [6000, "1h"], units: 1000, ttlMs: 1 });
         await ask(limiter, "key", 1000);
         await waitFor("what is left to go back", async () => (await used("key")) === 1000);
       });
 
       test("a key that is asked for now and then is exact, and every figure is the server's", async () => {
-        const limiter = leases(await connect(), { quotas: [5, "1h"], units: 0, remember: 0 });
+        const limiter = leases(await connect(), { quotas: [5, "1h"], units: 0, rememberMs: 0 });
         const remaining = [];
         for (let i = 0; i < 7; i++) remaining.push((await limiter.take("key")).remaining);
         assert.deepEqual(remaining, [4, 3, 2, 1, 0, 0, 0]);
@@ -143,7 +143,7 @@ describe("leases", () => {
       });
 
       test("a refusal is repeated without asking, until units are given back", async () => {
-        const limiter = leases(await connect(), { quotas: [5, "1h"], remember: LONG });
+        const limiter = leases(await connect(), { quotas: [5, "1h"], rememberMs: LONG });
         const verdicts = await ask(limiter, "key", 1000, 1);
         assert.equal(verdicts.filter(({ limited }) => !limited).length, 5);
         assert.equal(await calls(server, "RL.LOG"), 6);
@@ -155,7 +155,7 @@ describe("leases", () => {
       });
 
       test("a key is any bytes, the same as text as in a buffer", async () => {
-        const limiter = leases(await connect(), { quotas: [2, "1h"], remember: LONG });
+        const limiter = leases(await connect(), { quotas: [2, "1h"], rememberMs: LONG });
         const keys = ["größe", Buffer.from("größe"), Buffer.from([0xff]), Buffer.from([0xfe]), "\xff"];
         const limited = [];
         for (const key of [...keys, ...keys]) limited.push((await limiter.take(key)).limited);
@@ -188,8 +188,8 @@ describe("leases", () => {
     for (const units of [-1, 1.5, Number.NaN, 2 ** 53]) assert.throws(make({ units }), RangeError);
     assert.throws(make({ quotas: [5, "soon"] }), /is not a window/);
     assert.throws(make({ algorithm: "logs" as "log" }), /fixed, sliding, log or bucket/);
-    assert.throws(make({ for: "soon" }), /is not a window/);
-    assert.throws(make({ remember: "-1s" }), /is not a window/);
+    assert.throws(make({ ttlMs: "soon" as never }), /ttlMs must be a number of milliseconds from 1/);
+    assert.throws(make({ rememberMs: -1 }), /rememberMs must be a number of milliseconds from 0/);
     await assert.rejects(make({})().take("key", { cost: 1.5 }), RangeError);
     await assert.rejects(make({})().take("key", { cost: Number.NaN }), RangeError);
   });
@@ -213,7 +213,13 @@ describe("leases", () => {
       test(`${algorithm}: of two on one key the limit passes, less what one holds that is killed`, async () => {
         const [limit, units] = [20_000, 500];
         // No other window begins while this runs, and no lease ends.
-        const options: LeaseOptions = { algorithm, quotas: [limit, "3650d"], units, for: "1h", remember: 0 };
+        const options: LeaseOptions = {
+          algorithm,
+          quotas: [limit, "3650d"],
+          units,
+          ttlMs: 3_600_000,
+          rememberMs: 0,
+        };
         const [one, other] = await Promise.all([
           hammer({ client: "node-redis", key: "key", options }),
           hammer({ client: "ioredis", key: "key", options }),
@@ -237,7 +243,7 @@ describe("leases", () => {
         import { createClient } from "redis";
         import { leases, rl } from "redis-rl";
         const client = await createClient({ url: "${server.url}", socket: { connectTimeout: ${socket.connectTimeout} }, modules: { rl } }).connect();
-        const limiter = leases(client, { quotas: [1e6, "3650d"], units: 1000, for: "3650d" });
+        const limiter = leases(client, { quotas: [1e6, "3650d"], units: 1000, ttlMs: 315_360_000_000 });
         for (let i = 0; i < 100; i++) await limiter.take("key");
         await client.close();`;
       const options = { cwd: import.meta.dirname, timeout: 300_000 };
@@ -291,7 +297,7 @@ describe("leases", () => {
       test(`${name}: what is settled goes back, leased or not, and ends a refusal that is remembered`, async () => {
         for (const [lease, options] of [
           [10, {}],
-          [0, { remember: LONG }],
+          [0, { rememberMs: LONG }],
         ] as const) {
           const policy = { quotas: "10/h", cost: 4, key: "key", lease };
           const { ask, close } = application(await connect(), policy, options);
@@ -323,7 +329,7 @@ describe("leases", () => {
       for (let i = 0; i < times; i++) hits.push((await store.increment("key")).totalHits);
       return hits;
     };
-    const remembering = new RateLimitStore(limiter, { remember: LONG, timeoutMs: PATIENT_MS });
+    const remembering = new RateLimitStore(limiter, { rememberMs: LONG, timeoutMs: PATIENT_MS });
     remembering.init({ windowMs: HOUR, limit: 2 });
     assert.deepEqual(await increments(remembering, 100), [1, 2, ...Array<number>(98).fill(3)]);
     assert.equal(await calls(server, "RL.LOG"), 3);
@@ -336,7 +342,7 @@ describe("leases", () => {
     await leasing.shutdown();
     assert.equal(await used("leased:key"), 399);
 
-    for (const options of [{ remember: "1s" }, { lease: 1 }]) {
+    for (const options of [{ rememberMs: 1000 }, { lease: 1 }]) {
       const store = new RateLimitStore(limiter, options);
       assert.throws(() => store.init({ windowMs: HOUR, limit: () => 5 }), /a limit that is a number/);
     }
@@ -345,7 +351,7 @@ describe("leases", () => {
   test("@nestjs/throttler: remember: a client that is blocked costs no command", async () => {
     const limiter = await anyClient();
     for (const block of [HOUR, 0]) {
-      const storage = new RateLimitStorage(limiter, { remember: LONG, timeoutMs: PATIENT_MS });
+      const storage = new RateLimitStorage(limiter, { rememberMs: LONG, timeoutMs: PATIENT_MS });
       const hit = () => storage.increment("key", HOUR, 2, block);
       const records = [];
       for (let i = 0; i < 100; i++) records.push(await hit());

@@ -253,7 +253,7 @@ test("a lease lasts for a twentieth of the shortest window at most", () => {
     ["1s", 50],
     ["999ms", 49],
     ["19ms", 0],
-    [3600, 100],
+    ["3600s", 100],
   ] as const) {
     const quotas: Quota[] = [
       [5, "1d"],

@@ -54,7 +54,10 @@ describe("a limiter in memory", () => {
       [() => guard({ prefix: 5 }), /^TypeError: prefix is text, and not 5/],
       [() => guard({ fail: "shut" }), /^TypeError: fail is open, closed or local, and not 'shut'/],
       [() => guard({ timeoutMs: "5" }), /^RangeError: timeoutMs must be a number/],
-      [() => guard({ remember: Number.NaN }), /^RangeError: "NaN" is not a window/],
+      [
+        () => guard({ rememberMs: Number.NaN }),
+        /^RangeError: rememberMs must be a number of milliseconds from 0, and not NaN/,
+      ],
       [() => policy(null), /^TypeError: a policy is text/],
       [() => policy([]), /^TypeError: the options of a policy are an object/],
       [() => policy({ quotas: "5/h", dryrun: true }), /^TypeError: a policy has no dryrun: .*dryRun/],
@@ -167,7 +170,7 @@ describe("a limiter in memory", () => {
     assert.equal((await memory.peek("hot", "1000/m")).remaining, 999);
     assert.equal((await withTimeout(memory, 100).log("key", "2/h")).remaining, 1);
     assert.equal(
-      (await withClock(memory, () => 5).all([{ key: "a", algorithm: "log", limit: 1, window: 1 }])).at,
+      (await withClock(memory, () => 5).all([{ key: "a", algorithm: "log", limit: 1, window: "1s" }])).at,
       5,
     );
     const storage = new RateLimitStorage(memory);
@@ -237,7 +240,7 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
             fail: "local",
             timeoutMs: 100,
             key: () => "key",
-            onOutage: (error) => told.push(error),
+            onOutage: (what, why) => told.push(what === "begun" ? why : undefined),
           };
           const guard = new Guard(client, "20/d", options);
           const take = async (count: number) => {
@@ -294,7 +297,7 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
         fail: "local",
         timeoutMs: 100,
         key: ({ slot }) => slot,
-        onOutage: (error) => told.push(error),
+        onOutage: (what, why) => told.push(what === "begun" ? why : undefined),
         onError: (error) => errors.push(error),
       });
       const take = async (slot: string, count: number) => {

@@ -397,8 +397,8 @@ export async function followsTable(start: (options: Options) => Promise<Service>
       fail,
       prefix: `${fail}:`,
       clock: () => at,
-      onDecision: (_, { limited }, policies) =>
-        told.push(`${policies.map(({ name }) => name).join(", ")}: ${limited ? "limited" : "allowed"}`),
+      onDecision: (_, { limited, policies }) =>
+        told.push(`${Object.keys(policies).join(", ")}: ${limited ? "limited" : "allowed"}`),
     });
     for (const step of table.steps) {
       ({ at } = step);

@@ -3,7 +3,7 @@
 
 import { isUint8Array } from "node:util/types";
 import { checkedOptions, OPTIONS } from "./options.js";
-import { listOf, MAX_LIMIT, type Quotas, type Window } from "./quota.js";
+import { listOf, MAX_LIMIT, type Quotas, textOf, type Window } from "./quota.js";
 
 /** The key to count in, usually one for each client: any bytes. */
 export type Key = string | Buffer;
@@ -25,6 +25,11 @@ export interface TakeOptions extends PeekOptions {
   force?: boolean | undefined;
   /** Take as many of the units as fit, if not all do. The verdict then has `taken` and `at`. Excludes `force`. */
   partial?: boolean | undefined;
+  /**
+   * Only of a `bucket`: takes units ahead that will be there within so many milliseconds. The verdict's `retryAfterMs` is
+   * how long to wait before they may be used, and it has `taken` and `at`. Excludes `force` and `partial`.
+   */
+  withinMs?: number | undefined;
 }
 
 export type AllOptions = Pick<TakeOptions, "force" | "at">;
@@ -55,15 +60,16 @@ export interface Verdict {
   retryAfterMs: number | null;
   /** Milliseconds until the whole limit is available again; 0 if it is now. */
   resetAfterMs: number;
-  /** With `partial`, the units that were taken; for a negative cost, minus the units that were given back. */
+  /** With `partial` or `withinMs`, the units that were taken; for a negative cost, minus the units that were given back. */
   taken?: number;
   /**
-   * With `partial`, the Unix time in milliseconds at which the units were counted: name it as `at` to give them back.
+   * With `partial`, the Unix time in milliseconds at which the units were counted, with `withinMs`, at which they are
+   * there: name it as `at` to give them back.
    */
   at?: number;
 }
 
-export interface Decision {
+export interface Verdicts {
   /** The opposite of `limited`. */
   allowed: boolean;
   /** Whether the request was refused by any row. */
@@ -111,7 +117,7 @@ export interface RateLimiter {
   /** What is counted in a key; null if the key does not exist. */
   info(key: Key): Promise<Info | null>;
   /** Takes from several quotas in one step, all or none. On a cluster all keys must have the same hash tag. */
-  all(rows: readonly Row[], options?: AllOptions): Promise<Decision>;
+  all(rows: readonly Row[], options?: AllOptions): Promise<Verdicts>;
   /** Deletes a key and all that it has counted. Resolves to 1 if the key existed, otherwise to 0. */
   reset(key: Key): Promise<number>;
 }
@@ -127,7 +133,7 @@ type Integer = number | string;
 
 type Figures = readonly [Integer, Integer, Integer, Integer, Integer, taken?: Integer, at?: Integer];
 
-type DecisionFigures = readonly [Integer, Integer, Integer, Figures[]];
+type VerdictsFigures = readonly [Integer, Integer, Integer, Figures[]];
 
 function checked(limit: number): string {
   if (limit > MAX_LIMIT) {
@@ -137,10 +143,11 @@ function checked(limit: number): string {
 }
 
 function pushOptions(writer: CommandWriter, options: TakeOptions = {}): void {
-  const { cost, force, partial, at } = checkedOptions("a command", OPTIONS.command, options);
+  const { cost, force, partial, withinMs, at } = checkedOptions("a command", OPTIONS.command, options);
   if (cost !== undefined) writer.push("COST", String(cost));
   if (force) writer.push("FORCE");
   if (partial) writer.push("PARTIAL");
+  if (withinMs !== undefined) writer.push("WITHIN", `${withinMs}ms`);
   if (at !== undefined) writer.push("AT", String(at));
 }
 
@@ -167,7 +174,7 @@ function wait(figure: Integer): number | null {
   return ms < 0 ? null : ms;
 }
 
-function decision([figure, retryAfter, at, rows]: DecisionFigures): Decision {
+function verdicts([figure, retryAfter, at, rows]: VerdictsFigures): Verdicts {
   const limited = Number(figure) === 1;
   return {
     allowed: !limited,
@@ -212,7 +219,7 @@ function deciding(name: string, IS_READ_ONLY: boolean) {
     parseCommand(this: void, writer: CommandWriter, key: Key, quotas: Quotas, options?: TakeOptions): void {
       writer.push(name);
       pushKey(writer, key);
-      for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), String(window));
+      for (const [limit, window] of listOf(quotas)) writer.push(checked(limit), textOf(window));
       pushOptions(writer, options);
     },
     transformReply: verdict,
@@ -256,11 +263,11 @@ export const rl = {
       writer.push("RL.ALL");
       for (const { key, algorithm, limit, window, cost = 1 } of rows) {
         pushKey(writer, key);
-        writer.push(algorithm.toUpperCase(), checked(limit), String(window), String(cost));
+        writer.push(algorithm.toUpperCase(), checked(limit), textOf(window), String(cost));
       }
       pushOptions(writer, options);
     },
-    transformReply: decision,
+    transformReply: verdicts,
   },
   // A cluster client of node-redis adds up the replies of nodes to DEL, which works only with numbers.
   reset: ofKey("DEL", false, (reply: Integer): number => Number(reply)),
@@ -371,7 +378,7 @@ export const cmd = {
   /** Reads the reply to `fixed`, `sliding`, `log`, `bucket` and `peek`. */
   verdict: (reply: unknown): Verdict => verdict(reply as Figures),
   /** Reads the reply to `all`. */
-  decision: (reply: unknown): Decision => decision(reply as DecisionFigures),
+  verdicts: (reply: unknown): Verdicts => verdicts(reply as VerdictsFigures),
   /** Reads the reply to `RL.INFO`. */
   info,
 } as const;

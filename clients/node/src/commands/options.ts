@@ -20,7 +20,7 @@ const SIGNAL: Check = {
 /** An option whose value is checked where it is used. */
 const OWN: Check = { what: "", is: () => true };
 
-const asking = { timeoutMs: OWN, remember: OWN, clock: CLOCK };
+const asking = { timeoutMs: OWN, rememberMs: OWN, clock: CLOCK };
 const waiting = { timeoutMs: OWN, signal: SIGNAL, clock: CLOCK, sleep: FUNCTION };
 const hooks = {
   onDecision: FUNCTION,
@@ -51,14 +51,14 @@ export const OPTIONS = {
     dryRun: FLAG,
   },
   memory: { maxKeys: OWN, clock: CLOCK },
-  leases: { quotas: OWN, algorithm: OWN, units: OWN, for: OWN, ...asking },
+  leases: { quotas: OWN, algorithm: OWN, units: OWN, ttlMs: OWN, ...asking },
   acquire: { cost: OWN, ...waiting },
-  hold: { for: OWN, onLate: FUNCTION, ...waiting },
+  hold: { ttlMs: OWN, onLate: FUNCTION, ...waiting },
   store,
   expressStore: { ...store, algorithm: OWN, countRefused: FLAG, lease: OWN },
   limiter: { clock: CLOCK },
   take: { cost: OWN },
-  command: { cost: OWN, force: FLAG, partial: FLAG, at: OWN },
+  command: { cost: OWN, force: FLAG, partial: FLAG, withinMs: OWN, at: OWN },
 };
 
 /** Returns the options, of which undefined ones count as left out. Throws a `TypeError` for a wrong name or value. */

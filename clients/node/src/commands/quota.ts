@@ -3,8 +3,8 @@
 import { inspect } from "node:util";
 import { Recent } from "./recent.js";
 
-/** A length of time: a positive integer with `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. A number means seconds. */
-export type Window = string | number;
+/** A length of time: a positive integer with `ms`, `s`, `m`, `h` or `d`, as in `"10s"`. */
+export type Window = string;
 
 /** At most so many units in each window. */
 export type Quota = readonly [limit: number, window: Window];
@@ -34,33 +34,47 @@ export function whole(what: string, value: number, max = MAX_LIMIT): number {
 
 /** The length of a window in milliseconds. Throws a `RangeError` if it is not written as a window. */
 export function milliseconds(window: Window): number {
-  const [, count, unit = "s"] = /^([1-9]\d*)(ms|s|m|h|d)?$/i.exec(String(window)) ?? [];
+  const [, count, unit = ""] = /^([1-9]\d*)(ms|s|m|h|d)$/i.exec(textOf(window)) ?? [];
   if (count === undefined)
     throw new RangeError(`"${window}" is not a window such as 10s, with ms, s, m, h or d as the unit`);
   return Number(count) * UNITS[unit.toLowerCase() as keyof typeof UNITS];
 }
 
-/** A length of time in milliseconds that may also be 0. Throws a `RangeError` if it is not written as a window. */
-export function duration(time: Window): number {
-  return time === 0 ? 0 : milliseconds(time);
+/** The window, which must be text: the server would take a number for seconds, and the writer perhaps means less. */
+export function textOf(window: unknown): string {
+  if (typeof window === "string") return window;
+  const line = typeof window === "number" && window > 0 ? `${window}s" or "${window}ms` : "10s";
+  throw new RangeError(
+    `a window is text with ms, s, m, h or d as the unit: write "${line}", and not ${inspect(window)}`,
+  );
+}
+
+/** Throws a `RangeError` unless a time is a number of milliseconds of at least `least`. */
+export function time(name: string, ms: number, least = 0): number {
+  if (typeof ms === "number" && ms >= least) return ms;
+  throw new RangeError(`${name} must be a number of milliseconds from ${least}, and not ${inspect(ms)}`);
 }
 
 /** The quotas of texts that were parsed: a program uses few, again and again. */
 const parsed = new Recent<readonly Quota[]>(1000);
 
-/** The quotas of a text: `5/10s, 100/h` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
+/** The quotas of a text: `5/10s, 100/hour` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {
-    quotas = text.split(",").map((part) => parseOne(part.trim()));
+    quotas = text.split(/[,;]/).map((part) => parseOne(part.trim()));
     parsed.put(text, quotas);
   }
   return quotas;
 }
 
+/** `5/10s`, and as people write it: `5/minute`, `5 per 2 hours`. */
+const QUOTA =
+  /^(\d{1,16})(?:\s*\/|\s+per\s)\s*([1-9]\d*)?\s*(ms|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?)$/i;
+
 function parseOne(text: string): Quota {
-  const [, limit, count, unit] = /^(\d{1,16})\/([1-9]\d*)?(ms|s|m|h|d)$/i.exec(text) ?? [];
-  const window = `${count ?? 1}${unit?.toLowerCase() ?? ""}`;
+  const [, limit, count = "1", unit = ""] = QUOTA.exec(text) ?? [];
+  const window = count + unit.toLowerCase().replace(/^(?!ms)(.).*/, "$1");
   if (limit === undefined || !Number.isSafeInteger(Number(limit)) || milliseconds(window) > MAX_WINDOW_MS) {
     throw new RangeError(
       `"${text}" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit`,
@@ -72,7 +86,8 @@ function parseOne(text: string): Quota {
 /** Quotas as pairs of limit and window. */
 export function listOf(quotas: Quotas): readonly Quota[] {
   if (typeof quotas === "string") return parseQuotas(quotas);
-  if (!Array.isArray(quotas)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
+  if (!Array.isArray(quotas))
+    throw new TypeError('quotas are text such as 5/10s, or pairs such as [5, "10s"]');
   if (typeof quotas[0] === "number") return [quotas as unknown as Quota];
   return (quotas as readonly (string | Quota)[]).flatMap((quota) =>
     typeof quota === "string" ? parseQuotas(quota) : [quota],
@@ -84,7 +99,8 @@ export function checkedQuotas(quotas: Quotas): readonly Quota[] {
   const list = listOf(quotas);
   if (list.length < 1 || list.length > 8) throw new RangeError("quotas must be from 1 to 8");
   const windows = list.map((quota) => {
-    if (!Array.isArray(quota)) throw new TypeError("quotas are text such as 5/10s, or pairs such as [5, 10]");
+    if (!Array.isArray(quota))
+      throw new TypeError('quotas are text such as 5/10s, or pairs such as [5, "10s"]');
     const [limit, window] = quota;
     whole("a limit", limit);
     const ms = milliseconds(window);

@@ -3,7 +3,7 @@
 import type { Asking } from "../lines/asker.js";
 import {
   AnyGuard,
-  type Answer,
+  type Decision,
   type Choose,
   type Fields,
   type GuardOptions,
@@ -75,7 +75,7 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
 }
 
 /** The response to a request that is not allowed. */
-export function responseOf({ status, fields, body }: Answer): Response {
+export function responseOf({ status, fields, body }: Decision): Response {
   return new Response(textOf(body), { status, headers: fields });
 }
 

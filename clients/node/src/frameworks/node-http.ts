@@ -1,7 +1,7 @@
 // What the adapters to frameworks on Node's own HTTP server share.
 
 import type { ServerResponse } from "node:http";
-import { type Answer, type Fields, textOf } from "../guard/fields.js";
+import { type Decision, type Fields, textOf } from "../guard/fields.js";
 
 /** Whether the client is gone: disconnected without a response. A stand-in for a response, as in a test, never is. */
 export function isGone({ destroyed, writableEnded }: ServerResponse): boolean {
@@ -14,7 +14,7 @@ export function setFields(response: ServerResponse, fields: Fields): void {
 }
 
 /** Sends the answer, unless something else has responded meanwhile, such as a timeout of the application. */
-export function send(response: ServerResponse, { status, fields, body }: Answer): void {
+export function send(response: ServerResponse, { status, fields, body }: Decision): void {
   if (response.headersSent) return;
   setFields(response, fields);
   response.statusCode = status;

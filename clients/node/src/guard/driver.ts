@@ -196,7 +196,7 @@ export class Driver {
     const outage = { away: new Away(), reason: error, node, key };
     outage.away.failed(now());
     this.#outages.set(node, outage);
-    this.onOutage(error, node);
+    this.onOutage("begun", error, node);
     return error;
   }
 
@@ -238,7 +238,7 @@ export class Driver {
   #end(outage: Outage): void {
     if (this.#outages.get(outage.node) !== outage) return;
     this.#outages.delete(outage.node);
-    this.onOutage(undefined, outage.node);
+    this.onOutage("ended", outage.reason, outage.node);
   }
 }
 

@@ -23,10 +23,19 @@ export interface Problem {
   readonly "violated-policies"?: readonly string[];
 }
 
+/** The figures of a policy: those of its quota that refuses with the longest wait, or else has the fewest units left. */
+export type Figures = Omit<Verdict, "allowed" | "taken" | "at">;
+
 /** The decision on a request. */
-export interface Answer {
-  /** Whether the request may pass. If not, the answer is to be sent as its response. */
+export interface Decision {
+  /** Whether the request may pass. If not, `status`, `fields` and `body` are to be sent as its response. */
   readonly allowed: boolean;
+  /** Whether a policy refuses the request. */
+  readonly limited: boolean;
+  /** Milliseconds after which this same request would be allowed. Null if it was, and if no wait helps. */
+  readonly retryAfterMs: number | null;
+  /** The policies that the request met, by their names. Undefined: what is left is not known, as Redis is away. */
+  readonly policies: Readonly<Record<string, Figures | undefined>>;
   /** 200: allowed. 429: refused, try later. 403: it costs more than a limit, so no wait helps. 503: Redis is away. */
   readonly status: number;
   readonly fields: Fields;
@@ -41,7 +50,14 @@ export interface Reply {
   readonly body?: string | object | undefined;
 }
 
-export const PASSES: Answer = { allowed: true, status: 200, fields: {} };
+export const PASSES: Decision = {
+  allowed: true,
+  limited: false,
+  retryAfterMs: null,
+  policies: {},
+  status: 200,
+  fields: {},
+};
 
 export const AWAY: Reply = {
   status: 503,
@@ -49,16 +65,15 @@ export const AWAY: Reply = {
   body: { status: 503, title: "The rate limiter is away" } satisfies Problem,
 };
 
-/** The answer to a request that was refused. */
+/** The response to a request that was refused. */
 export function refusal(
   items: readonly Item[],
   rows: readonly (Verdict | undefined)[],
   retryAfterMs: number | null,
-): Answer & { readonly body: Problem } {
+): Reply & { readonly fields: Fields; readonly body: Problem } {
   const waitHelps = retryAfterMs !== null;
   const status = waitHelps ? 429 : 403;
   return {
-    allowed: false,
     status,
     fields: {
       ...fieldsOf(items, rows, ({ limited, retryAfterMs, resetAfterMs }) => {
@@ -122,7 +137,7 @@ export function itemsOf(policy: string, quotas: readonly Quota[], unit?: string)
     }
     const ms = milliseconds(window);
     if (ms % 1000 !== 0) throw new RangeError("the window of a policy must be whole seconds");
-    const name = `${policy}-${typeof window === "number" ? `${window}s` : window}`;
+    const name = `${policy}-${window}`;
     const said = quoted(name);
     return { name, limit, policy: `${said};q=${limit}${quotaUnit};w=${ms / 1000}`, left: `${said};r=` };
   });

@@ -1,10 +1,10 @@
 // The types that every framework's guard exports.
 
 export type {
-  Answer,
-  AppliedPolicy,
+  Decision,
   Choose,
   Fields,
+  Figures,
   GuardOptions,
   KeyOf,
   Policies,

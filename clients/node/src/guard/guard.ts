@@ -2,23 +2,24 @@
 
 import { askerOf, type Asking } from "../lines/asker.js";
 import { type ClockOption, isMistake } from "../commands/clock.js";
-import type { Decision, Verdict } from "../commands/commands.js";
+import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { Driver } from "./driver.js";
 import {
-  type Answer,
   AWAY,
+  type Decision,
   type Fields,
+  type Figures,
   type Item,
   PASSES,
   refusal,
   type Reply,
   standing,
 } from "./fields.js";
-import { type Answer as Decided, Request as Asked } from "../keys/request.js";
+import { type Answer, Request as Asked } from "../keys/request.js";
+import { tightest } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import {
-  type AppliedPolicy,
   areNamed,
   type Choose,
   type KeyOf,
@@ -31,13 +32,13 @@ import {
   UNKNOWN_ROUTE,
   unnamed,
 } from "./policy.js";
-import { duration, type Window } from "../commands/quota.js";
+import { time } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
-export type { Answer, Fields, Problem, Reply } from "./fields.js";
-export type { AppliedPolicy, Choose, KeyOf, Policies, Policy } from "./policy.js";
+export type { Decision, Fields, Figures, Problem, Reply } from "./fields.js";
+export type { Choose, KeyOf, Policies, Policy } from "./policy.js";
 
 /** Options for all limits of a service. */
 export interface GuardOptions<R> extends ClockOption {
@@ -53,22 +54,25 @@ export interface GuardOptions<R> extends ClockOption {
    * was too busy to read the answer hardly counts.
    */
   timeoutMs?: number | undefined;
-  /** For how long a refusal may be repeated without asking Redis; 0 if left out: then every request is asked for. */
-  remember?: Window | undefined;
+  /** Milliseconds for which a refusal may be repeated without asking Redis; 0 if left out: then every request asks. */
+  rememberMs?: number | undefined;
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
   /**
-   * Called with each decision, also with those made in this process, and with the policies that it was made by. A
-   * policy with `dryRun` has a decision of its own.
+   * Called with each decision, also with those made in this process, before its response is known. A policy with
+   * `dryRun` has a decision of its own.
    */
-  onDecision?: ((request: R, decision: Decision, policies: readonly AppliedPolicy[]) => void) | undefined;
+  onDecision?: ((request: R, decision: Decision) => void) | undefined;
   /** Called for each request that could not be decided, with the reason. */
   onError?: ((error: Error) => void) | undefined;
-  /** Makes the response to a refused request. The answer's fields are added, unless the response replaces them. */
-  onLimited?: ((request: R, answer: Answer) => MaybePromise<Reply | undefined>) | undefined;
   /**
-   * Called with an error when Redis goes away, and with undefined when it decides again; on a cluster, with the name of
-   * the node. If left out, both are written to the console.
+   * Called when a request is refused. It may return the response, to which the decision's fields are added, unless the
+   * response replaces them.
+   */
+  onLimited?: ((request: R, decision: Decision) => MaybePromise<Reply | undefined>) | undefined;
+  /**
+   * Called with `begun` when Redis goes away, and with `ended` when it decides again; both times with the reason, and on
+   * a cluster with the name of the node. If left out, both are written to the console.
    */
   onOutage?: OnOutage | undefined;
   /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
@@ -126,7 +130,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       key,
       fail = "open",
       timeoutMs = 100,
-      remember = 0,
+      rememberMs = 0,
       prefix = "",
       clock,
       onAway,
@@ -141,7 +145,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     const { onOutage = outageLog(MEANWHILE[onAway ? "onAway" : fail]) } = options;
-    const rememberMs = duration(remember);
+    time("rememberMs", rememberMs);
     this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
@@ -174,7 +178,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    * Decides in a handler, by these policies or by those of the guard. `cost` replaces the cost of each of them. The
    * handler itself responds to a request that is not allowed.
    */
-  async take(request: R, policies?: Policies<R>, cost?: number): Promise<Answer> {
+  async take(request: R, policies?: Policies<R>, cost?: number): Promise<Decision> {
     const set = policies === undefined ? this.#own : this.#taken;
     const isNamed = policies === undefined || areNamed(policies);
     const name = isNamed ? undefined : this.routeOf(request);
@@ -223,7 +227,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /**
    * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
    */
-  protected async decide(request: R, response: S | undefined, set: PolicySet<R>): Promise<Answer> {
+  protected async decide(request: R, response: S | undefined, set: PolicySet<R>): Promise<Decision> {
     return this.#decide(request, response, set, await set.shares(request));
   }
 
@@ -232,7 +236,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     response: S | undefined,
     set: PolicySet<R>,
     shares: readonly PolicyShare[],
-  ): Promise<Answer> {
+  ): Promise<Decision> {
     const passing: Passing = request;
     const passage = (passing[PASSAGE] ??= {
       visits: [],
@@ -247,15 +251,15 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (this.#local !== undefined && error !== undefined)
       all = await this.#decideLocally(this.#local, visits, error);
     if (this.isGone(request, told)) return release(passage);
-    const [decided] = all as [Decided | Error];
+    const [decided] = all as [Answer | Error];
     if (!(decided instanceof Error) && decided.limited) release(passage);
     for (let i = 0; i < visits.length; i++)
-      this.#conclude(request, visits[i] as Visit, all[i] as Decided | Error);
+      this.#conclude(request, visits[i] as Visit, all[i] as Answer | Error);
     if (decided instanceof Error) return this.#away(request, passage, decided);
     if (decided.limited) return this.#refuse(request, passage, decided);
     const fields = standingOf(passage);
     if (told !== undefined) this.tell(told, fields);
-    return { ...PASSES, fields };
+    return { ...decisionOf(passage.visits.filter(({ isDryRun }) => !isDryRun)), fields };
   }
 
   /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */
@@ -282,35 +286,41 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   /** Decides in this process what Redis could not decide. */
-  #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Decided | Error)[]> {
+  #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Answer | Error)[]> {
     this.#onError(error);
     for (const { driver, asked } of visits) void driver.giveBack(asked);
     for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
     return decide(visits);
   }
 
-  #conclude(request: R, { shares, isDryRun }: Visit, decided: Decided | Error): void {
+  #conclude(request: R, visit: Visit, decided: Answer | Error): void {
     if (decided instanceof Error) {
-      if (isDryRun) this.#onError(decided);
-    } else if (shares.length > 0) {
-      this.#options.onDecision?.(request, decisionOf(decided), applied(shares, decided));
+      if (visit.isDryRun) this.#onError(decided);
+    } else if (visit.shares.length > 0) {
+      this.#options.onDecision?.(request, decisionOf([visit], decided));
     }
   }
 
-  async #refuse(request: R, { visits }: Passage, { retryAfterMs }: Decided): Promise<Answer> {
+  async #refuse(request: R, { visits }: Passage, decided: Answer): Promise<Decision> {
     const { items, rows } = standings(visits);
-    const answer = refusal(items, rows, retryAfterMs);
-    const reply = await this.#options.onLimited?.(request, answer);
-    return reply === undefined ? answer : merged(answer.fields, reply);
+    const decision = {
+      ...decisionOf(
+        visits.filter(({ isDryRun }) => !isDryRun),
+        decided,
+      ),
+      ...refusal(items, rows, decided.retryAfterMs),
+    };
+    const reply = await this.#options.onLimited?.(request, decision);
+    return reply ? answered(decision, reply) : decision;
   }
 
-  async #away(request: R, passage: Passage, error: Error): Promise<Answer> {
+  async #away(request: R, passage: Passage, error: Error): Promise<Decision> {
     const { fail, onAway } = this.#options;
     this.#onError(error);
     const reply = onAway === undefined ? fail === "closed" && AWAY : await onAway(request, error);
     if (!reply) return PASSES;
     release(passage);
-    return merged(standingOf(passage), reply);
+    return answered({ ...PASSES, fields: standingOf(passage) }, reply);
   }
 
   #onError(error: Error): void {
@@ -325,9 +335,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
  * Asks for all visits at once, and resolves to the decision on each, or the reason why there is none. A mistake of the
  * program, such as a clock that throws, rejects instead: it must not be taken for an outage.
  */
-function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
+function decide(visits: readonly Visit[]): Promise<(Answer | Error)[]> {
   return new Promise((resolve, reject) => {
-    const all: (Decided | Error)[] = [];
+    const all: (Answer | Error)[] = [];
     let missing = visits.length;
     visits.forEach(({ driver, asked }, i) => {
       driver.ask(asked, (answer) => {
@@ -345,9 +355,16 @@ function decide(visits: readonly Visit[]): Promise<(Decided | Error)[]> {
   });
 }
 
-function merged(fields: Fields, { status, fields: own, body }: Reply): Answer {
+/** The decision with a response of its own. */
+function answered(decision: Decision, { status, fields, body }: Reply): Decision {
   const type = typeof body === "object" ? "application/json" : "text/plain; charset=utf-8";
-  return { allowed: false, status, fields: { ...fields, "Content-Type": type, ...own }, body };
+  return {
+    ...decision,
+    allowed: false,
+    status,
+    fields: { ...decision.fields, "Content-Type": type, ...fields },
+    body,
+  };
 }
 
 /** Throws if two policies of a request have one name, or one stored key: it would be counted twice there. */
@@ -396,20 +413,30 @@ function settlements(
   return settled;
 }
 
-function decisionOf({ limited, retryAfterMs, at, rows }: Decided): Decision {
-  return { allowed: !limited, limited, retryAfterMs, at, rows: rows.flatMap((each) => each ?? []) };
+/** The decision, and what is left of the policies of these visits. */
+function decisionOf(
+  visits: readonly Visit[],
+  { limited, retryAfterMs }: Pick<Answer, "limited" | "retryAfterMs"> = PASSES,
+): Decision {
+  const policies = visits.flatMap(({ shares, asked }) =>
+    shares.map(({ policy: { name } }, i): [string, Figures | undefined] => [
+      name,
+      figuresOf(asked.standing(i)),
+    ]),
+  );
+  return { ...PASSES, allowed: !limited, limited, retryAfterMs, policies: Object.fromEntries(policies) };
 }
 
-function applied(shares: readonly PolicyShare[], { rows }: Decided): AppliedPolicy[] {
-  return shares.map(({ policy: { name, dryRun }, rules: { quotas }, key, cost }, i) => {
-    return { name, quotas, key, cost, dryRun, verdicts: rows[i] };
-  });
+function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
+  if (rows === undefined || rows.length === 0) return undefined;
+  const { limited, limit, remaining, retryAfterMs, resetAfterMs } = tightest(rows);
+  return { limited, limit, remaining, retryAfterMs, resetAfterMs };
 }
 
 /** Gives back what all limits of a request took. The answer is for a client that is gone, so it has no figures. */
-function release({ visits }: Passage): Answer {
+function release({ visits }: Passage): Decision {
   for (const { driver, asked } of visits) void driver.giveBack(asked);
-  return merged({}, AWAY);
+  return answered(PASSES, AWAY);
 }
 
 /** The quotas of all limits of a request as header fields show them, and the verdict on each. */

@@ -3,7 +3,7 @@
 import { askerOf, type Asking } from "../lines/asker.js";
 import { type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { checkWait, TIMEOUT_MS, timeOf, type WaitOptions } from "./acquire.js";
+import { TIMEOUT_MS, timeOf, type WaitOptions } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
@@ -11,15 +11,15 @@ import { nameOf } from "../keys/keys.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, MAX_LIMIT, milliseconds, type Window } from "../commands/quota.js";
+import { checkedQuotas, MAX_LIMIT, time } from "../commands/quota.js";
 import { Alarm, outside } from "../lines/ticks.js";
 
 export interface HoldOptions extends WaitOptions {
   /**
-   * The place of a process that dies is free after this time, at least `100ms`; `30s` if left out. All callers with the
-   * same key must name the same time.
+   * The place of a process that dies is free after so many milliseconds, at least 100; 30,000 if left out. All callers
+   * with the same key must name the same time.
    */
-  for?: Window | undefined;
+  ttlMs?: number | undefined;
   /** Milliseconds to wait for a place; 0 if left out, and then it is asked for once. */
   timeoutMs?: number | undefined;
   /** Ends the wait, and what was taken by then goes back. A place that is held stays held. */
@@ -36,7 +36,7 @@ export interface Hold {
   readonly held: boolean;
   /** Whether it could not be renewed for so long that another may hold it by now. */
   readonly late: boolean;
-  /** Gives the place back. It never fails: if Redis is away, the place is free once `for` is over. */
+  /** Gives the place back. It never fails: if Redis is away, the place is free once `ttlMs` is over. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }
@@ -90,17 +90,16 @@ export async function hold<T>(
 
 async function taken(client: Asking, key: Key, limit: number, options: HoldOptions = {}): Promise<Hold> {
   const {
-    for: lasting = "30s",
+    ttlMs = 30_000,
     timeoutMs = 0,
     signal,
     onLate,
     clock,
     sleep,
   } = checkedOptions("hold", OPTIONS.hold, options);
-  checkWait(timeoutMs);
-  const forMs = milliseconds(lasting);
-  if (forMs < SHORTEST_MS) throw new RangeError("for must be at least 100ms");
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, lasting]]), 0, 0);
+  time("timeoutMs", timeoutMs);
+  const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
   // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
   const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
   const places = Places.of(client, clock);

@@ -14,7 +14,7 @@ import { Driver } from "./driver.js";
 import { outageLog } from "./warning.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, duration, type Quotas, whole, type Window } from "../commands/quota.js";
+import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
 
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
@@ -33,12 +33,12 @@ export interface LeaseOptions extends ClockOption {
    */
   units?: number | undefined;
   /**
-   * How long a lease lasts, at most a twentieth of the shortest window; `100ms` if left out. Units that are left at its
-   * end are given back.
+   * Milliseconds that a lease lasts, at most a twentieth of the shortest window; 100 if left out. Units that are left at
+   * its end are given back.
    */
-  for?: Window | undefined;
-  /** For how long a refusal may be repeated without asking Redis; `1s` if left out, and with 0 never. */
-  remember?: Window | undefined;
+  ttlMs?: number | undefined;
+  /** Milliseconds for which a refusal may be repeated without asking Redis; 1000 if left out, and with 0 never. */
+  rememberMs?: number | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
 }
@@ -64,8 +64,8 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     quotas,
     algorithm = "log",
     units,
-    for: lasting = `${LEASE_MS}ms`,
-    remember = "1s",
+    ttlMs = LEASE_MS,
+    rememberMs = 1000,
     timeoutMs = 1000,
     clock,
   } = checkedOptions("leases", OPTIONS.leases, options);
@@ -74,8 +74,8 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     "the units of a lease",
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
-  const rules = new Rules(checkedAlgorithm(algorithm), list, duration(lasting), most);
-  const driver = new Driver(askerOf(client, timeoutMs), duration(remember), clock, NOT_DECIDED);
+  const rules = new Rules(checkedAlgorithm(algorithm), list, time("ttlMs", ttlMs, 1), most);
+  const driver = new Driver(askerOf(client, timeoutMs), time("rememberMs", rememberMs), clock, NOT_DECIDED);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);

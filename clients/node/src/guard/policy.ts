@@ -1,6 +1,6 @@
 // Policies: what a guard limits, and what each asks for a request.
 
-import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
+import { type Algorithm, checkedAlgorithm } from "../commands/commands.js";
 import { type Item, itemsOf } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "./leases.js";
@@ -48,18 +48,6 @@ export type Policies<R = unknown> = string | Policy<R> | readonly (string | Poli
 
 /** Chooses the policies of a request, made beforehand. Undefined or null: the request is not limited. */
 export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
-
-/** A policy as it applied to a request. */
-export interface AppliedPolicy {
-  readonly name: string;
-  readonly quotas: readonly Quota[];
-  /** The stored key. */
-  readonly key: string;
-  readonly cost: number;
-  readonly dryRun: boolean;
-  /** The verdict on each quota, or on the tightest if a lease served the request. Undefined if Redis was away. */
-  readonly verdicts: readonly Verdict[] | undefined;
-}
 
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {

@@ -4,17 +4,17 @@ import { knownError } from "../lines/errors.js";
 import { unref } from "../lines/ticks.js";
 
 /**
- * Called with an error when Redis goes away, and with undefined when it decides again. On a cluster `node` is the name
- * of the node concerned; otherwise it is empty.
+ * Called when Redis goes away, and when it decides again, both times with the reason why it went away. On a cluster
+ * `node` is the name of the node concerned; otherwise it is empty.
  */
-export type OnOutage = (error: Error | undefined, node: string) => void;
+export type OnOutage = (what: "begun" | "ended", why: Error, node: string) => void;
 
 /** Reports that Redis is away, what follows and what to do about it, and that it is back. */
 export function outageLog(meanwhile: string): OnOutage {
-  return (error, node) => {
+  return (what, why, node) => {
     const redis = node === "" ? "Redis" : `Redis at ${node}`;
-    if (error === undefined) console.warn(`${redis} decides on rate limits again`);
-    else console.warn(`${redis} is away, ${meanwhile}: ${reasonOf(error)}`);
+    if (what === "ended") console.warn(`${redis} decides on rate limits again`);
+    else console.warn(`${redis} is away, ${meanwhile}: ${reasonOf(why)}`);
   };
 }
 

@@ -1,6 +1,6 @@
 // The commands that are sent for requests, and how their replies are read.
 
-import { type Decision, type Key as Name, prefixed, rl, type Words, wordsOf } from "../commands/commands.js";
+import { type Verdicts, type Key as Name, prefixed, rl, type Words, wordsOf } from "../commands/commands.js";
 import type { Key } from "./key.js";
 import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
@@ -83,7 +83,7 @@ export class Command {
   }
 
   /** Reads the reply to this command, or the error that it failed with. What cannot be read is an error too. */
-  read(reply: unknown): Decision | Error {
+  read(reply: unknown): Verdicts | Error {
     if (reply instanceof Error) return reply;
     try {
       if (!this.#isSingle) return rl.all.transformReply(reply as never);

@@ -2,7 +2,7 @@
 // what to send and what to answer. Its rules are in clients/porting.md, its test cases in clients/local.json.
 
 import { isUtf8 } from "node:buffer";
-import type { Decision, Key as Name, Verdict } from "../commands/commands.js";
+import type { Verdicts, Key as Name, Verdict } from "../commands/commands.js";
 import { Recent } from "../commands/recent.js";
 import { Command, type CommandOptions, Step } from "./command.js";
 import { Key } from "./key.js";
@@ -122,7 +122,7 @@ export class Keys {
   }
 
   /** Takes the reply to a command that awaits one, or the error that it failed with. */
-  reply(nowMs: number, command: Command, reply: Decision | Error): Step {
+  reply(nowMs: number, command: Command, reply: Verdicts | Error): Step {
     const step = new Step();
     const { key } = command;
     const request = command.request as Request;
@@ -155,7 +155,7 @@ export class Keys {
   }
 
   /** Notes the decision on a command's shares. Returns the refusal of the last share, if that was refused. */
-  #note(nowMs: number, request: Request, command: Command, reply: Decision, step: Step): Refusal | undefined {
+  #note(nowMs: number, request: Request, command: Command, reply: Verdicts, step: Step): Refusal | undefined {
     const { limited, at, rows } = reply;
     let refusal: Refusal | undefined;
     let first = 0;
@@ -350,7 +350,7 @@ export class Keys {
     nowMs: number,
     request: Request,
     { indices, shares, force }: Command,
-    reply: Decision | Error,
+    reply: Verdicts | Error,
     step: Step,
   ): void {
     request.settling--;

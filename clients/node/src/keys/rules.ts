@@ -27,7 +27,7 @@ export class Rules {
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
     this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));
-    this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), String(window)]);
+    this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), window]);
     this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));
     const text = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;
     let id = ids.get(text);

@@ -1,9 +1,10 @@
 // What commands are sent through: a client of Redis, or a stand-in for one.
 
-import { after, type Clock, withClock } from "../commands/clock.js";
+import { after, type Clock, type ClockOption, withClock } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { connectionsOf } from "./connections.js";
+import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { connectionsOf, sourceOf } from "./connections.js";
 import type { RedisClient } from "./source.js";
 import { Ticks } from "./ticks.js";
 
@@ -49,9 +50,7 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
       after: (ms, call) => asking.after(ms, call),
     };
   if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
-  // A command that fails looks as if Redis were away, so a wrong client must fail here and not with the first command.
-  if (!isClient(asking)) throw new TypeError("a client is one of node-redis or of ioredis");
-  const { prefix, slotOf, nodeOf, send } = connectionsOf(asking, ticks);
+  const { prefix, slotOf, nodeOf, send } = connectionsOf(checkedClient(asking), ticks);
   return { prefix, slotOf, nodeOf, send, ticks, after };
 }
 
@@ -61,8 +60,30 @@ function isSender(asking: Asking): asking is Sender {
   return typeof send === "function" && Object.hasOwn(asking, "send");
 }
 
-function isClient(asking: unknown): boolean {
-  return typeof asking === "object" && asking !== null && ("isOpen" in asking || "isCluster" in asking);
+/** A command that fails looks as if Redis were away, so a wrong client must fail before the first command. */
+function checkedClient(asking: RedisClient): RedisClient {
+  if (typeof asking === "object" && (asking as unknown) !== null)
+    if ("isOpen" in asking || "isCluster" in asking) return asking;
+  throw new TypeError("a client is one of node-redis or of ioredis");
+}
+
+/**
+ * The commands on any client, through which they are sent as they are. With a `clock`, each has its time. Throws a
+ * `TypeError` if an option is wrong.
+ */
+export function rateLimiter(client: Asking, options: ClockOption = {}): RateLimiter {
+  const { clock } = checkedOptions("a limiter", OPTIONS.limiter, options);
+  const limiter = plain(client);
+  return clock === undefined ? limiter : withClock(limiter, clock);
+}
+
+function plain(client: Asking): RateLimiter {
+  if (client instanceof MemoryLimiter) return client;
+  if (isSender(client)) return new Commands("", (words) => client.send(words));
+  const source = sourceOf(checkedClient(client));
+  // The module `rl` of node-redis knows the client's prefix in every case.
+  const { rl } = client as { rl?: RateLimiter };
+  return rl ?? new Commands(source.prefix, source.call);
 }
 
 /** A limiter whose commands are sent by this asker. */

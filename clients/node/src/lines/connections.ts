@@ -195,7 +195,7 @@ export class Connections {
       // the new place by a command that reads, and this one is sent again from here.
       this.ticks.within(this.#learn(words)).then(() => this.#ask(asked), reject);
     } else {
-      this.ticks.within(this.source.follow(words)).then(resolve, reject);
+      this.ticks.within(this.source.call(words, false)).then(resolve, reject);
     }
   }
 
@@ -212,19 +212,26 @@ export class Connections {
   /** Has the application's client read a key, so that it learns which node holds it now. */
   #learn([name, key, ...more]: Words): Promise<unknown> {
     const [limit = "", window = ""] = more.slice(name === "RL.ALL" ? 1 : 0);
-    return this.source.follow(["RL.PEEK", key as Key, limit, window]);
+    return this.source.call(["RL.PEEK", key as Key, limit, window], false);
   }
 }
 
 /** Connections are shared by all users of a client with the same timeout. */
 const made = new WeakMap<object, { source: Source; byTimeout: Map<number, Connections> }>();
 
-export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {
+function madeOf(client: RedisClient) {
   let of = made.get(client);
   if (of === undefined) {
     const source = "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client);
     made.set(client, (of = { source, byTimeout: new Map() }));
   }
+  return of;
+}
+
+export const sourceOf = (client: RedisClient): Source => madeOf(client).source;
+
+export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {
+  const of = madeOf(client);
   let connections = of.byTimeout.get(ticks.timeoutMs);
   if (connections === undefined)
     of.byTimeout.set(ticks.timeoutMs, (connections = new Connections(of.source, ticks)));

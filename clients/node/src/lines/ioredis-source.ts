@@ -1,6 +1,6 @@
 // Makes connections from a client of ioredis.
 
-import type { Cluster, Redis } from "ioredis";
+import type { Cluster, Command, Redis } from "ioredis";
 import type { Words } from "../commands/commands.js";
 import { isReply } from "./errors.js";
 import type { RedisClient, Events, Source } from "./source.js";
@@ -42,7 +42,32 @@ export function ioredisSource(client: RedisClient): Source {
       // The client may know slots before it has any node, but `openNode` needs one to copy.
       return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
-    follow: ([name, ...words]) => redis.call(name, ...words),
+    call: callerOf(redis),
+  };
+}
+
+/**
+ * ioredis knows which words are keys only for Redis's own commands. Here it is told, so that a cluster client asks the
+ * right node at once: one key is enough, since the keys of all rows of RL.ALL are in the same slot.
+ */
+function callerOf(redis: Redis | Cluster): Source["call"] {
+  // The class of commands, from the client: an import would need ioredis in programs that have only node-redis.
+  let of: typeof Command | undefined;
+  const sendCommand = (command: Command) => {
+    of = command.constructor as typeof Command;
+  };
+  const options = { ...redis.options, enableAutoPipelining: false };
+  const spy = Object.create(redis, {
+    sendCommand: { value: sendCommand },
+    options: { value: options },
+  }) as Redis;
+  void spy.call("PING");
+  return ([name, ...words], readOnly) => {
+    if (of === undefined) return redis.call(name, ...words);
+    const command = new of(name, words, { readOnly, replyEncoding: "utf8" });
+    command.getKeys = () => words.slice(0, 1);
+    redis.sendCommand(command);
+    return command.promise;
   };
 }
 
@@ -71,7 +96,11 @@ async function open(
   const destroy = () => connection.disconnect();
   made({ send: together(connection), destroy });
   return connection.connect().catch((error: unknown) => {
-    throw reason ?? error;
+    const said = reason ?? (error as Error);
+    const { sentinels = [] } = connection.options;
+    if (sentinels.length === 0 || isReply(said)) throw said;
+    const addresses = sentinels.map(({ host, port }) => `${host}:${port}`);
+    throw new Error(`${said.message} (${addresses.join(", ")})`, { cause: said });
   });
 }
 

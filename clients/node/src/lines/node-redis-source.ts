@@ -1,6 +1,8 @@
 // Makes connections from a client of node-redis.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
+import { isReply } from "./errors.js";
+import type { Words } from "../commands/commands.js";
 import type { RedisClient, Events, Source } from "./source.js";
 
 /** The client's modules, functions and scripts do not matter here, so its type parameters are the defaults. */
@@ -22,10 +24,15 @@ export function nodeRedisSource(client: RedisClient): Source {
       return wasOpen && !any.isOpen;
     },
     nodeOf: () => undefined,
-    follow: () => Promise.reject(new Error("this is no cluster")),
+    call: (words: Words) => (any as Single | Pool).sendCommand(words),
   };
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
-  if (isSentinel(any)) return { ...source, open: (_, events) => openSentinel(any, events) };
+  if (isSentinel(any))
+    return {
+      ...source,
+      open: (_, events) => openSentinel(any, events),
+      call: (words, isReadOnly) => any.sendCommand(isReadOnly, words),
+    };
   if (!isPool(any)) return { ...source, open: (_, events) => open(any, events) };
   // A pool cannot open a single connection. So a copy of the first one that is free is the model for all.
   let like: Promise<Single> | undefined;
@@ -43,7 +50,7 @@ const isCluster = (client: Any): client is Cluster => "nodeClient" in client;
 const isSentinel = (client: Any): client is Sentinel => "getMasterNode" in client;
 const isPool = (client: Any): client is Pool => "totalClients" in client;
 
-function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "open" | "follow"> {
+function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "open" | "call"> {
   const masterOf = (slot: number) => cluster.slots[slot]?.master;
   return {
     isCluster: true,
@@ -53,7 +60,7 @@ function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "ope
       if (master === undefined) throw new Error("no node has this slot");
       return open(await cluster.nodeClient(master), events);
     },
-    follow: (words) => cluster.sendCommand(words[1], false, words),
+    call: (words, isReadOnly) => cluster.sendCommand(words[1], isReadOnly, words),
   };
 }
 
@@ -93,10 +100,17 @@ async function openSentinel(client: Sentinel, { made }: Events): Promise<unknown
     reserveClient: true,
     commandOptions: { timeout: 0 },
   });
-  connection.on("error", () => undefined);
+  // When no Sentinel can be asked, only these say which and why.
+  const reasons = new Set<string>();
+  connection.on("error", (error: unknown) => {
+    if (error instanceof Error && !connection.isReady) reasons.add(error.message);
+  });
   const destroy = () => {
     void Promise.resolve(connection.destroy()).catch(() => undefined);
   };
   made({ send: (words) => connection.sendCommand(false, words), destroy });
-  return connection.connect();
+  return connection.connect().catch((error: unknown) => {
+    if (reasons.size === 0 || isReply(error as Error)) throw error;
+    throw new Error(`${(error as Error).message}: ${[...reasons].join(", ")}`, { cause: error });
+  });
 }

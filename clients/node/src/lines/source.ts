@@ -34,5 +34,5 @@ export interface Source {
   /** The name of the node that has this slot; undefined without a cluster, or if the client does not know it. */
   nodeOf(slot: number): string | undefined;
   /** Sends a command through the application's client, which follows a cluster's redirections. */
-  follow(words: Words): Promise<unknown>;
+  readonly call: (words: Words, isReadOnly: boolean) => Promise<unknown>;
 }

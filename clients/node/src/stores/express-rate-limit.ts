@@ -84,7 +84,7 @@ export class RateLimitStore {
     const needsLimit = lease > 0 || this.#store.rememberMs > 0 || algorithm === "bucket";
     if (needsLimit && !decides) {
       throw new TypeError(
-        "remember, lease and bucket need a limit that is a number, and refused requests that do not count",
+        "rememberMs, lease and bucket need a limit that is a number, and refused requests that do not count",
       );
     }
     const quota: Quota = [decides ? (limit as number) : MAX_LIMIT, `${windowMs}ms`];

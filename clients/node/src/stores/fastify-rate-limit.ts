@@ -53,7 +53,7 @@ export function rateLimitStore(
 ): new (options: Configuration) => Store {
   const { prefix, driver, limiter: redis } = storeOf(client, options);
   // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
-  const { driver: asking } = storeOf(client, { ...options, remember: 0 });
+  const { driver: asking } = storeOf(client, { ...options, rememberMs: 0 });
 
   // The kind comes before the key: after it, a client could choose a key that ends like another kind's.
   const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;

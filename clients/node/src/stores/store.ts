@@ -6,15 +6,15 @@ import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
 import { NOT_DECIDED } from "../guard/leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { duration, type Window } from "../commands/quota.js";
+import { time } from "../commands/quota.js";
 
 export interface StoreOptions extends ClockOption {
   /** What each key begins with; `redis-rl:` if left out. */
   prefix?: string | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
-  /** For how long a refusal may be repeated without asking Redis; 0 if left out: then every request is asked for. */
-  remember?: Window | undefined;
+  /** Milliseconds for which a refusal may be repeated without asking Redis; 0 if left out: then every request asks. */
+  rememberMs?: number | undefined;
 }
 
 /** What a store asks through: the driver decides on requests, the limiter sends any other command. */
@@ -30,11 +30,10 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
   const {
     prefix = "redis-rl:",
     timeoutMs = 1000,
-    remember = 0,
+    rememberMs = 0,
     clock,
   } = checkedOptions("a store", OPTIONS.store, options);
-  const rememberMs = duration(remember);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, NOT_DECIDED);
+  const driver = new Driver(askerOf(client, timeoutMs), time("rememberMs", rememberMs), clock, NOT_DECIDED);
   return {
     prefix,
     driver,
