@@ -154,8 +154,7 @@ fn the_python_client_knows_each_argument_that_a_refusal_names() {
     let (client, texts) =
         (file("clients/python/src/redis_rl/_commands/wire.py"), file("core/src/request.rs"));
     let (_, pattern) = client.split_once("_UNREADABLE = re.compile(").expect("its pattern");
-    let known =
-        pattern.split_once("((").and_then(|(_, rest)| rest.split_once(")\"")).expect("arguments").0;
+    let known = pattern.split_once("((").and_then(|(_, rest)| rest.split_once(")\"")).expect("arguments").0;
     let known: BTreeSet<&str> = known.split('|').collect();
     let named = texts.split("c\"ERR ").skip(1).filter_map(|text| {
         let text = text.split('"').next()?;

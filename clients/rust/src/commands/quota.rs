@@ -77,13 +77,20 @@ impl Quota {
     /// The window in the largest unit in which it is whole.
     pub(crate) fn window_and_unit(&self) -> (u64, &'static str) {
         let ms = self.window_ms();
-        let is_whole = |(unit_ms, _): &(u64, &str)| ms > 0 && ms.is_multiple_of(*unit_ms);
-        let (unit_ms, unit) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms"));
+        let is_whole = |(unit_ms, ..): &(u64, _, _)| ms > 0 && ms.is_multiple_of(*unit_ms);
+        let (unit_ms, unit, _) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms", &[]));
         (ms / unit_ms, unit)
     }
 }
 
-const UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+/// The units of windows: milliseconds, the name, and other names, which may have an `s` at the end.
+const UNITS: [(u64, &str, &[&str]); 5] = [
+    (86_400_000, "d", &["day"]),
+    (3_600_000, "h", &["hour"]),
+    (60_000, "m", &["min", "minute"]),
+    (1_000, "s", &["sec", "second"]),
+    (1, "ms", &[]),
+];
 
 impl AsRef<[Quota]> for Quota {
     fn as_ref(&self) -> &[Quota] {
@@ -112,19 +119,25 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads what `Display` writes: a limit, a slash, and a window with a unit. `100/h` is `100/1h`.
+/// Reads what `Display` writes: a limit, a slash, and a window with a unit. `100/h` is `100/1h`. Reads what people write, too:
+/// `5/minute`, `5 per 2 hours`.
 impl FromStr for Quota {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Quota, Invalid> {
         let parse = || {
-            let (limit, window) = text.split_once('/')?;
-            let digits = window.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-            let unit = window[digits.len()..].to_ascii_lowercase();
-            let (unit_ms, _) = UNITS.into_iter().find(|(_, name)| *name == unit)?;
+            let lower = text.to_ascii_lowercase();
+            let (limit, window) = lower.split_once('/').or_else(|| lower.split_once(" per "))?;
+            let window = window.trim_start();
+            let unit = window.trim_start_matches(|c: char| c.is_ascii_digit());
+            let digits = &window[..window.len() - unit.len()];
+            let unit = unit.trim_start();
+            let (unit_ms, ..) = UNITS.into_iter().find(|(_, name, names)| {
+                unit == *name || names.contains(&unit.strip_suffix('s').unwrap_or(unit))
+            })?;
             let count = if digits.is_empty() { 1 } else { whole(digits)? };
             let window_ms = count.checked_mul(unit_ms)?;
-            let quota = Quota::new(whole(limit)?, Duration::from_millis(window_ms));
+            let quota = Quota::new(whole(limit.trim_end())?, Duration::from_millis(window_ms));
             quota.check().ok().map(|()| quota)
         };
         parse().ok_or_else(|| Invalid::quota(text))
@@ -136,7 +149,7 @@ fn whole(digits: &str) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Quotas of one key, read from text such as `5/10s, 100/h`. The commands take them like any list of quotas.
+/// Quotas of one key, read from text such as `5/10s, 100/h` or `100/hour; 1000/day`. The commands take them like any list of quotas.
 ///
 /// ```
 /// use redis_rl_client::{Quota, Quotas, cmd};
@@ -169,7 +182,7 @@ impl FromStr for Quotas {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Quotas, Invalid> {
-        text.split(',').map(|quota| quota.trim().parse()).collect::<Result<_, _>>().map(Quotas)
+        text.split([',', ';']).map(|quota| quota.trim().parse()).collect::<Result<_, _>>().map(Quotas)
     }
 }
 
