@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
-use harness::{PATIENCE, Process, Server, free_port, wait_for};
+use harness::{PATIENCE, Process, Server, wait_for};
 use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug)]

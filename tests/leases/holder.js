@@ -27,7 +27,7 @@ let numbers = 0;
 async function take() {
   const [number, limit] = [numbers++, Number(readFileSync(LIMIT_FILE, "utf8"))];
   const options = {
-    for: `${forMs}ms`,
+    ttlMs: forMs,
     timeoutMs: ONCE ? 0 : 1_000,
     onLate: () => say("!", number),
   };

@@ -32,7 +32,7 @@ async def work() -> None:
 async def hold(limiter: AsyncRateLimiter) -> None:
     global asked
     number, limit = next(numbers), int(Path(env["LIMIT_FILE"]).read_text())
-    options = {"for_": FOR, "timeout": 0 if ONCE else 1, "on_late": lambda _: say("!", number)}
+    options = {"ttl": FOR, "timeout": 0 if ONCE else 1, "on_late": lambda _: say("!", number)}
     async with limiter.hold("places", limit, **options) as place:
         asked += 1
         if asked == TASKS:

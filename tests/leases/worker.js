@@ -12,7 +12,7 @@ const limiter = leases(client, {
   algorithm: ALGORITHM,
   quotas: [Number(LIMIT), WINDOW],
   units: Number(UNITS),
-  remember: Number(REMEMBER_MS) / 1000,
+  rememberMs: Number(REMEMBER_MS),
 });
 
 async function take() {
