@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .PHONY: help build wasm playground test-playground run cluster test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
 .PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 check-dist check-packages
-.PHONY: clean release-check image setup setup-build setup-server free-ports
+.PHONY: clean release-check image setup can-build setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -23,7 +23,7 @@ help: ## Show this list
 	@echo "    BENCH_SERVERS=path:path, BENCH_ONLY=instructions and REDIS_CELL=path for bench, see docs/benchmarks.md,"
 	@echo "    DESTDIR, PREFIX and MODULEDIR for install"
 
-build: setup-build ## Build the module: target/release/libredis_rl.so
+build: can-build ## Build the module: target/release/libredis_rl.so
 	@[[ -e $(MODULE) ]] || echo "building the module: a minute or two the first time" >&2
 	cargo build --release --locked
 
@@ -234,8 +234,11 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 clean: ## Remove everything that was built
 	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} clients/node/src/memory/code.ts $(WASM_COPIES)
 
-setup: setup-server ## Install what build and test need, which they do by themselves too, and nothing else
-	@echo "make build and make test have what they need"
+setup: setup-server ## Install what build, run and test need, and nothing else; run and test do so by themselves
+	@echo "make build, make run and make test have what they need"
+
+can-build:
+	@tools/install-missing --print build
 
 setup-build:
 	@tools/install-missing build
