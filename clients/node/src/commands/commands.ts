@@ -102,7 +102,7 @@ export interface Info {
   entries?: number;
 }
 
-/** The commands: `client.rl` of node-redis, or `rateLimiter(redis)` of `redis-rl/ioredis`. */
+/** The commands: `client.rl` of node-redis, or `rateLimiter(client)` of any client. */
 export interface RateLimiter {
   /** Counts in windows that are aligned to the Unix epoch. */
   fixed(key: Key, quotas: Quotas, options?: TakeOptions): Promise<Verdict>;
