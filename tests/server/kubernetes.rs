@@ -1,4 +1,5 @@
-//! The manifest of examples/kubernetes: its parts fit each other and the image, and its commands do what they are for.
+//! The manifest of examples/kubernetes, and the compose file beside it: their parts fit each other and the image, and their commands
+//! do what they are for.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -62,16 +63,36 @@ fn what_one_part_of_the_manifest_names_another_has() {
 }
 
 #[test]
-fn the_image_is_the_one_that_the_readme_builds_and_loads_the_module_by_itself() {
+fn the_image_is_the_one_that_the_readme_builds_and_the_init_container_copies_from_it() {
     let deployments = objects("Deployment");
     let (own, _) = containers(&deployments[0]);
     let (_, first) = containers(&deployments[1]);
     let image = own["image"].as_str().expect("a name");
     assert!(file("README.md").contains(&format!("docker build -t {image} .")), "{image}");
     assert_eq!(first.expect("an init container")["image"].as_str(), Some(image));
-    assert!(own["args"].is_badvalue() && own["command"].is_badvalue());
     let loads = format!(r#"CMD ["--loadmodule", "{}"]"#, path_in_the_image());
     assert!(file("Dockerfile").contains(&loads), "{loads}");
+}
+
+#[test]
+fn the_server_for_limits_is_the_same_in_manifest_and_compose_file_and_a_server_accepts_its_settings() {
+    let deployments = objects("Deployment");
+    let (own, _) = containers(&deployments[0]);
+    let compose = YamlLoader::load_from_str(&file("examples/compose.yaml")).expect("YAML");
+    let limits = &compose[0]["services"]["limits"];
+    assert_eq!(limits["image"], own["image"]);
+    assert_eq!(limits["command"], own["args"]);
+    assert_eq!(words(&limits["healthcheck"]["test"])[1..], words(&own["readinessProbe"]["exec"]["command"]));
+    let args = words(&own["args"]);
+    assert_eq!(args[..2], ["--loadmodule", &path_in_the_image()]);
+    let settings: Vec<(&str, &str)> =
+        args[2..].chunks(2).map(|pair| (pair[0].trim_start_matches("--"), pair[1])).collect();
+    let server = Launch::server().and_then(|launch| launch.settings(&settings).module(module()).start());
+    let server = server.expect("a server");
+    // With this policy a full server refuses requests, and forgets none that it counted.
+    let policy: Vec<String> =
+        redis::from_redis_value(server.value("CONFIG GET maxmemory-policy")).expect("a name and a value");
+    assert_eq!(policy, ["maxmemory-policy", "noeviction"]);
 }
 
 #[test]
