@@ -42,7 +42,6 @@ async function until(expression) {
 }
 
 const text = (id) => evaluate(`document.getElementById("${id}").innerText`);
-const set = (id, value) => evaluate(`document.getElementById("${id}").value = ${value}`);
 
 async function mouse(type, id) {
   const { x, y } = await evaluate(`document.getElementById("${id}").getBoundingClientRect().toJSON()`);
@@ -95,91 +94,114 @@ after(async () => {
   await rm(profile, { recursive: true, force: true, maxRetries: 9 });
 });
 
-beforeEach(async () => {
+const calm = (value) => [{ name: "prefers-reduced-motion", value }];
+const open = async (features = calm("reduce")) => {
+  await ask("Emulation.setEmulatedMedia", { features });
   await ask("Page.navigate", { url });
-  await until(`document.getElementById("status")?.innerText === "Nothing is counted"`);
-});
-
-test("a click sends a request, and the page says what the reply means", async () => {
-  await set("limit", 2);
-  await set("window", 60);
-  await click("send");
-  assert.equal(await text("status"), "Passed: 1 of 2 left");
-  assert.equal(await text("command"), "RL.LOG visitor 2 60s");
-  await click("send");
-  await click("send");
-  assert.match(await text("status"), /^Refused: retry after \d+ ms$/);
-  const rows = (await text("reply")).split("\n");
-  assert.equal(rows.length, 5);
-  assert.match(rows[0], /^1\) \(integer\) 1\s+limited: refused/);
-  assert.match(rows[3], /^4\) \(integer\) (5\d{4}|60000)\s+retry_after: exactly (\d+) ms/);
-  await until(
-    `document.getElementById("chart").ariaLabel.includes("2 passed within the last window, the limit is 2")`,
+  await until(`document.getElementById("traffic")?.innerText.endsWith("traffic")`);
+};
+/** What the chart of a command says. */
+const shown = (command) =>
+  evaluate(
+    `[...document.querySelectorAll("canvas")].find((it) => it.ariaLabel.startsWith("${command}:")).ariaLabel`,
   );
-});
-
-test("every algorithm counts from the start, and DEL resets it", async () => {
-  for (const name of ["FIXED", "SLIDING", "LOG", "BUCKET"]) {
-    await evaluate(`document.querySelector("[value='RL.${name}']").click()`);
-    await click("send");
-    assert.equal(await text("command"), `RL.${name} visitor 10 5s`);
-    assert.equal(await text("status"), "Passed: 9 of 10 left");
-    await click("reset");
-    assert.equal(await text("status"), "Nothing is counted");
-  }
-});
-
-test("of a bucket, requests wait for their turn, and the page shows who still waits", async () => {
-  assert.ok(await evaluate(`document.getElementById("within").disabled`), "it is an option of buckets");
-  await evaluate(`document.querySelector("[value='RL.BUCKET']").click()`);
-  await set("limit", 1);
-  await set("window", 20);
-  await set("within", 30);
-  await click("send");
-  assert.equal(await text("command"), "RL.BUCKET visitor 1 20s WITHIN 30s");
-  assert.equal(await text("status"), "Passed: 0 of 1 left");
-  await click("send");
-  assert.match(await text("status"), /^Waits (1\d{4}|20000) ms for its turn$/);
-  const rows = (await text("reply")).split("\n");
-  assert.equal(rows.length, 7);
-  assert.match(rows[3], /^4\) \(integer\) \d+\s+retry_after: exactly \d+ ms until its turn$/);
-  await click("send");
-  assert.match(await text("status"), /^Refused: retry after \d+ ms$/);
-  await until(
-    `document.getElementById("chart").ariaLabel.includes("1 passed within the last window, the limit is 1, 1 wait")`,
+const replies = () =>
+  evaluate(
+    `[...document.querySelectorAll("#replies tr")].map((row) => [...row.cells].map((cell) => cell.innerText))`,
   );
+/** Sends the change of a setting too. */
+const change = (id, value) =>
+  evaluate(`{
+    const input = document.getElementById("${id}");
+    input.value = "${value}";
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  }`);
+
+beforeEach(() => open());
+
+test("the page opens on traffic of the last windows: each algorithm lets through what its page says", async () => {
+  assert.match(await shown("RL.FIXED"), /up to (1\d|2\d) passed within 5 s, at a limit of 10$/);
+  assert.match(await shown("RL.LOG"), /up to 10 passed within 5 s, at a limit of 10$/);
+  const numbers = await Promise.all(
+    ["RL.FIXED", "RL.SLIDING"].map(async (name) => Number(/\d+/.exec(await shown(name))[0])),
+  );
+  assert.ok(numbers[0] >= numbers[1] && numbers[1] >= 10, `${numbers}`);
+});
+
+test("traffic runs by itself, and rests for whoever asks for less motion", async () => {
+  assert.equal(await text("traffic"), "Start traffic");
+  await open(calm("no-preference"));
+  assert.equal(await text("traffic"), "Pause traffic");
+  await change("pattern", "even");
+  await change("window", 1);
   await click("reset");
-  await until(`document.getElementById("chart").ariaLabel.endsWith("0 wait")`);
-  await evaluate(`document.querySelector("[value='RL.LOG']").click()`);
-  await click("send");
-  assert.equal(await text("command"), "RL.LOG visitor 1 20s");
+  await until(`/up to ([5-9]|1\\d|20) passed/.test(document.querySelector("canvas").ariaLabel)`);
+  await click("traffic");
+  assert.equal(await text("traffic"), "Start traffic");
+  await click("reset");
+  assert.match(await shown("RL.LOG"), /up to 0 passed/);
 });
 
-test("while the button is held, requests go on, also by Enter", async () => {
-  await set("window", 3600);
-  await set("rate", 50);
-  await mouse("mousePressed", "send");
-  await until(`document.getElementById("status").innerText.startsWith("Refused")`);
-  await mouse("mouseReleased", "send");
+test("a click sends a request to each limiter, and the page shows the replies", async () => {
+  await change("limit", 2);
+  await change("window", 60);
+  await change("within", 0);
+  await click("reset");
+  for (let i = 0; i < 2; i++) await click("send");
+  for (const command of ["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.BUCKET"])
+    assert.match(await text("status"), new RegExp(`${command}: passed(;|$)`));
+  await click("send");
+  assert.match(await text("status"), /RL\.LOG: refused, retry after \d+ ms/);
+  const rows = await replies();
+  assert.deepEqual(
+    rows.map(([command]) => command),
+    ["FIXED", "SLIDING", "LOG", "BUCKET"].map((name) => `RL.${name} visitor:${name.toLowerCase()} 2 60s`),
+  );
+  const [, ...log] = rows[2];
+  assert.deepEqual(log.slice(0, 3), ["1", "2", "0"]);
+  assert.match(log[3], /^(5\d{4}|60000)$/);
+  await click("reset");
+  assert.deepEqual(await replies(), []);
+});
+
+test("of a bucket, requests wait for their turn, and the chart says how many still wait", async () => {
+  await change("limit", 1);
+  await change("window", 20);
+  await change("within", 30);
+  await click("reset");
+  await click("send");
+  await click("send");
+  assert.match(await text("status"), /RL\.BUCKET: waits (1\d{4}|20000) ms for its turn$/);
+  assert.equal((await replies())[3][0], "RL.BUCKET visitor:bucket 1 20s WITHIN 30s");
+  await click("send");
+  assert.match(await text("status"), /RL\.BUCKET: refused, retry after \d+ ms$/);
+  assert.match(await shown("RL.BUCKET"), /up to 1 passed within 20 s, 1 wait, at a limit of 1$/);
+});
+
+test("Enter sends requests from the keyboard", async () => {
   await click("reset");
   await evaluate(`document.getElementById("send").focus()`);
   const key = { key: "Enter", code: "Enter", windowsVirtualKeyCode: 13, text: "\r" };
   await ask("Input.dispatchKeyEvent", { type: "keyDown", ...key });
   await ask("Input.dispatchKeyEvent", { type: "keyDown", autoRepeat: true, ...key });
   await ask("Input.dispatchKeyEvent", { type: "keyUp", ...key });
-  assert.equal(await text("status"), "Passed: 8 of 10 left");
+  assert.equal((await replies())[2][3], "8");
 });
 
 test("a limit that the module refuses is refused by the page", async () => {
-  await set("limit", -1);
+  await click("reset");
+  await change("limit", -1);
   await click("send");
-  assert.equal(await text("status"), "Nothing is counted");
+  assert.deepEqual(await replies(), []);
 });
 
 test("every control has a name, and no page scrolls sideways", async () => {
   assert.ok(
-    await evaluate(`[...document.querySelectorAll("input")].every((input) => input.labels.length === 1)`),
+    await evaluate(
+      `[...document.querySelectorAll("input, select")].every((input) => input.labels.length === 1)`,
+    ),
   );
+  await click("send");
   await ask("Emulation.setDeviceMetricsOverride", {
     width: 360,
     height: 800,
