@@ -112,6 +112,18 @@ impl Machine {
         machine
     }
 
+    /// With Alpine's `apk` and its names of packages.
+    fn alpine() -> Self {
+        let machine = Self::new(false);
+        fs::rename(machine.path("bin/apt-get"), machine.path("bin/apk")).expect("the same script");
+        fs::remove_file(machine.path("bin/apt-cache")).expect("apt has it");
+        fs::rename(machine.path("offered/redis-server"), machine.path("offered/redis"))
+            .expect("it is offered");
+        machine.program("offered/cargo/cargo", "echo cargo 1.99.0");
+        machine.program("offered/rust/rustc", "echo rustc 1.99.0");
+        machine
+    }
+
     /// Adds a program in place of any of that name.
     fn program(&self, name: &str, script: &str) {
         let path = self.path(name);
@@ -166,6 +178,24 @@ fn run_and_test_install_rust_a_compiler_and_a_server_where_the_distribution_has_
         assert!(done, "{printed}");
         let steps =
             ["rustup\n", "rustup default stable", " gcc libc6-dev", " redis-server\n", "cargo build", last];
+        let at = steps.map(|step| log.find(step).unwrap_or_else(|| panic!("no {step:?}: {log}")));
+        assert!(at.is_sorted(), "{log}");
+    }
+}
+
+#[test]
+fn on_alpine_run_and_test_install_the_same_by_apk_and_build_prints_how() {
+    let machine = Machine::alpine();
+    let (done, printed, log) = machine.make(&["build"]);
+    assert!(!done && printed.contains("apk add rust cargo gcc musl-dev\n"), "{printed}");
+    assert!(!log.contains("apk"), "{log}");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = format!("PORT={}", free.local_addr().expect("its address").port());
+    drop(free);
+    for (args, last) in [(&["run", &port][..], "redis-server --port"), (&["test"], "cargo test --locked")] {
+        let (done, printed, log) = Machine::alpine().make(args);
+        assert!(done, "{printed}");
+        let steps = [" rust cargo\n", " gcc musl-dev\n", "apk add --quiet redis\n", "cargo build", last];
         let at = steps.map(|step| log.find(step).unwrap_or_else(|| panic!("no {step:?}: {log}")));
         assert!(at.is_sorted(), "{log}");
     }
