@@ -106,6 +106,7 @@ impl Machine {
             machine.path("offered/redis-server/redis-cli"),
         )
         .expect("a client");
+        fs::write(machine.path("certificates"), "").expect("a file");
         if !has_rustup {
             fs::remove_dir_all(rustup).expect("it is not offered");
         }
@@ -158,6 +159,7 @@ impl Machine {
             .env("MACHINE", self.folder.path())
             .env("HOME", self.folder.path())
             .env("CARGO_TARGET_DIR", self.path("target"))
+            .env("SSL_CERT_FILE", self.path("certificates"))
             // libclang is not a program.
             .env("LIBCLANG_PATH", "/")
             .output()
@@ -212,6 +214,16 @@ fn rustup_without_a_toolchain_gets_a_stable_one_and_build_prints_how() {
     );
     let (done, printed, log) = machine.make(&["setup"]);
     assert!(done && log.contains("rustup default stable") && !log.contains(" rustup\n"), "{printed}{log}");
+}
+
+#[test]
+fn rust_is_not_fetched_without_certificates() {
+    for (has_rustup, line) in [(true, "ca-certificates rustup gcc"), (false, "ca-certificates gcc")] {
+        let machine = Machine::new(has_rustup);
+        fs::remove_file(machine.path("certificates")).expect("a file");
+        let (done, printed, _) = machine.make(&["build"]);
+        assert!(!done && printed.contains(&format!("apt-get install {line} libc6-dev && ")), "{printed}");
+    }
 }
 
 #[test]
