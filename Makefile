@@ -216,7 +216,7 @@ dist-musl: musl ## A tarball for Alpine, whose C library is musl: target/dist-mu
 check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
 
-check-dist-musl: setup-server dist-musl ## Load what is for Alpine into the server if that is of musl, else into a program that is
+check-dist-musl: setup-server dist-musl ## Load the module from that tarball
 	@packaging/check $(MUSL_MODULE) $(TARGET)/dist-musl
 
 RELEASE := $(TARGET)/artifacts
