@@ -5,8 +5,8 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground run cluster test test-clients test-examples test-leases
 .PHONY: test-languages soak memcheck fuzz bench bench-limiters
-.PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 check-dist check-packages
-.PHONY: clean release-check image setup can-build setup-build setup-server free-ports
+.PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 musl dist-musl
+.PHONY: check-dist check-dist-musl check-packages clean release-check image setup can-build setup-build setup-server free-ports
 
 REDIS_SERVER ?= $(notdir $(firstword $(shell command -v redis-server valkey-server) redis-server))
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -199,16 +199,33 @@ dist-arm64: setup-build ## The same for arm64, cross-built: target/dist-arm64
 	cargo build --release --locked --target $(ARM64)
 	@packaging/dist $(TARGET)/$(ARM64)/release/libredis_rl.so $(TARGET)/dist-arm64
 
+MUSL := $(shell uname -m)-unknown-linux-musl
+MUSL_MODULE := $(TARGET)/$(MUSL)/release/libredis_rl.so
+# Rust looks for the system's libgcc_s, which on Debian is of glibc, and finds its own libunwind in this folder.
+musl: export BINDGEN_EXTRA_CLANG_ARGS = -I/usr/include/$(shell uname -m)-linux-musl
+musl: setup-build
+	@tools/install-missing musl
+	@mkdir -p $(TARGET)/musl
+	@ln -sf "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)/lib/self-contained/libunwind.a" $(TARGET)/musl/libgcc_s.a
+	cargo build --release --locked --target $(MUSL) --config 'target.$(MUSL).linker = "musl-gcc"' \
+		--config 'target.$(MUSL).rustflags = ["-L", "native=$(TARGET)/musl"]'
+
+dist-musl: musl ## A tarball for Alpine, whose C library is musl: target/dist-musl
+	@packaging/dist $(MUSL_MODULE) $(TARGET)/dist-musl
+
 check-dist: setup-server dist ## Install, load and remove the module from the dist files on this machine (as root)
 	@packaging/check $(MODULE) $(TARGET)/dist
+
+check-dist-musl: setup-server dist-musl ## Load the module from that tarball
+	@packaging/check $(MUSL_MODULE) $(TARGET)/dist-musl
 
 RELEASE := $(TARGET)/artifacts
 release-check: setup-server ## Build, check and collect all that a release consists of: target/artifacts
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-rest check-dist dist-arm64 check-packages
-	@cp $(TARGET)/dist{,-arm64}/*.{deb,tar.gz,zip} $(RELEASE)
+	$(MAKE) check-rest check-dist check-dist-musl dist-arm64 check-packages
+	@cp $(TARGET)/dist{,-arm64}/*.{deb,zip} $(TARGET)/dist{,-arm64,-musl}/*.tar.gz $(RELEASE)
 	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
 
 check-packages: setup-server build wasm ## Build and try the packages of all languages, and publish them but for the upload
@@ -219,8 +236,8 @@ check-packages: setup-server build wasm ## Build and try the packages of all lan
 # Docker builds each architecture on this machine, the other one by emulation.
 IMAGE ?= redis-rl
 BASE ?= redis:8
-ON := $(if $(findstring valkey,$(BASE)),-valkey)
-image: ## Build the image for x86-64 and arm64, tagged 1.2.3, 1.2 and 1, on BASE=valkey/valkey:9.1 as 1-valkey; IMAGE=name PUSH=1 pushes it
+ON := $(if $(findstring valkey,$(BASE)),-valkey)$(if $(findstring alpine,$(BASE)),-alpine)
+image: ## Build the image for x86-64 and arm64, tagged 1.2.3, 1.2 and 1, on BASE=valkey/valkey:9.1 as 1-valkey, on redis:8-alpine as 1-alpine; IMAGE=name PUSH=1 pushes it
 	@mkdir -p $(TARGET)
 	@version=$$(packaging/versions) && docker buildx build --platform linux/amd64,linux/arm64 --build-arg BASE=$(BASE) \
 		--label org.opencontainers.image.version=$$version --label org.opencontainers.image.revision=$$(git rev-parse HEAD) \

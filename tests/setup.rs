@@ -30,6 +30,7 @@ fn a_missing_server_and_a_port_that_is_taken_are_named_before_the_build() {
 
 /// Debian 12 has glibc 2.36, Ubuntu 22.04 has 2.35, RHEL 9 and Amazon Linux 2023 have 2.34. README.md and `make dist` say
 /// what is needed.
+#[cfg(target_env = "gnu")]
 #[test]
 fn the_module_loads_on_glibc_2_33() {
     let output = Command::new("readelf")
@@ -105,9 +106,22 @@ impl Machine {
             machine.path("offered/redis-server/redis-cli"),
         )
         .expect("a client");
+        fs::write(machine.path("certificates"), "").expect("a file");
         if !has_rustup {
             fs::remove_dir_all(rustup).expect("it is not offered");
         }
+        machine
+    }
+
+    /// With Alpine's `apk` and its names of packages.
+    fn alpine() -> Self {
+        let machine = Self::new(false);
+        fs::rename(machine.path("bin/apt-get"), machine.path("bin/apk")).expect("the same script");
+        fs::remove_file(machine.path("bin/apt-cache")).expect("apt has it");
+        fs::rename(machine.path("offered/redis-server"), machine.path("offered/redis"))
+            .expect("it is offered");
+        machine.program("offered/cargo/cargo", "echo cargo 1.99.0");
+        machine.program("offered/rust/rustc", "echo rustc 1.99.0");
         machine
     }
 
@@ -145,6 +159,7 @@ impl Machine {
             .env("MACHINE", self.folder.path())
             .env("HOME", self.folder.path())
             .env("CARGO_TARGET_DIR", self.path("target"))
+            .env("SSL_CERT_FILE", self.path("certificates"))
             // libclang is not a program.
             .env("LIBCLANG_PATH", "/")
             .output()
@@ -171,6 +186,24 @@ fn run_and_test_install_rust_a_compiler_and_a_server_where_the_distribution_has_
 }
 
 #[test]
+fn on_alpine_run_and_test_install_the_same_by_apk_and_build_prints_how() {
+    let machine = Machine::alpine();
+    let (done, printed, log) = machine.make(&["build"]);
+    assert!(!done && printed.contains("apk add rust cargo gcc musl-dev\n"), "{printed}");
+    assert!(!log.contains("apk"), "{log}");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = format!("PORT={}", free.local_addr().expect("its address").port());
+    drop(free);
+    for (args, last) in [(&["run", &port][..], "redis-server --port"), (&["test"], "cargo test --locked")] {
+        let (done, printed, log) = Machine::alpine().make(args);
+        assert!(done, "{printed}");
+        let steps = [" rust cargo\n", " gcc musl-dev\n", "apk add --quiet redis\n", "cargo build", last];
+        let at = steps.map(|step| log.find(step).unwrap_or_else(|| panic!("no {step:?}: {log}")));
+        assert!(at.is_sorted(), "{log}");
+    }
+}
+
+#[test]
 fn rustup_without_a_toolchain_gets_a_stable_one_and_build_prints_how() {
     let machine = Machine::new(true);
     machine.install("rustup");
@@ -181,6 +214,16 @@ fn rustup_without_a_toolchain_gets_a_stable_one_and_build_prints_how() {
     );
     let (done, printed, log) = machine.make(&["setup"]);
     assert!(done && log.contains("rustup default stable") && !log.contains(" rustup\n"), "{printed}{log}");
+}
+
+#[test]
+fn rust_is_not_fetched_without_certificates() {
+    for (has_rustup, line) in [(true, "ca-certificates rustup gcc"), (false, "ca-certificates gcc")] {
+        let machine = Machine::new(has_rustup);
+        fs::remove_file(machine.path("certificates")).expect("a file");
+        let (done, printed, _) = machine.make(&["build"]);
+        assert!(!done && printed.contains(&format!("apt-get install {line} libc6-dev && ")), "{printed}");
+    }
 }
 
 #[test]

@@ -162,8 +162,14 @@ fn a_load_that_fails_leaves_a_working_server() {
 #[test]
 fn a_load_that_the_server_gives_up_leaves_a_working_server() {
     let server = Server::without_module();
-    if server.text("INFO server").contains("valkey_version:") {
-        return not_tested("Valkey crashes when it gives up the load of any module with a type");
+    let info = server.text("INFO server");
+    if ["valkey_version:", "redis_version:7.2", "redis_version:7.4"]
+        .iter()
+        .any(|version| info.contains(version))
+    {
+        return not_tested(
+            "Valkey and Redis 7.2 and 7.4 crash when they give up the load of any module with a type",
+        );
     }
     let path = module().display();
     for _ in 0..2 {
