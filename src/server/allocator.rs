@@ -24,6 +24,19 @@ pub(super) fn bytes_held() -> usize {
 /// The alignment that the server's allocator guarantees, as `malloc` does.
 const ALIGNMENT: usize = 16;
 
+/// Whether the server's allocator keeps that promise.
+///
+/// A server that notes the size before each block does not: one that was built with `MALLOC=libc` on musl, say.
+pub(super) fn is_aligned() -> bool {
+    let Ok(layout) = Layout::from_size_align(ALIGNMENT, 1) else { return false };
+    // SAFETY: the layout has a size, and the memory is freed once, by the same layout.
+    unsafe {
+        let memory = ALLOCATOR.alloc(layout);
+        ALLOCATOR.dealloc(memory, layout);
+        memory.addr().is_multiple_of(ALIGNMENT)
+    }
+}
+
 // SAFETY: memory is freed by the allocator that it came from, see above. The server's aborts the process
 // rather than return null.
 unsafe impl GlobalAlloc for ServerAllocator {

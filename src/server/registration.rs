@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use super::call::entry;
 use super::context::Context;
-use super::{Command, OK, api, c_string, functions, log};
+use super::{Command, OK, allocator, api, c_string, functions, log};
 
 /// The context in which the server loads the module.
 pub struct Loading<'l> {
@@ -168,6 +168,11 @@ impl Loading<'_> {
         // SAFETY: the crate's functions were just set, and nothing else runs in the module yet.
         if unsafe { raw::RedisModule_SetCommandInfo.and(functions::find()) }.is_none() {
             return Err(loading.failed("this server is older than Redis 7.0"));
+        }
+        if !allocator::is_aligned() {
+            return Err(
+                loading.failed("this server's memory is not aligned to 16 bytes: build it with jemalloc")
+            );
         }
         std::panic::set_hook(Box::new(|panic| log(&format!("rl: {panic}"))));
         Ok(loading)
