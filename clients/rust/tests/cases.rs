@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Request, Response};
 use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
 use redis_rl_client::web::{Fail, Guard, Policy, client_address};
 use redis_rl_client::{
-    Algorithm, All, Decision, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
+    Algorithm, All, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict, Verdicts,
     cmd,
 };
 use serde::Deserialize;
@@ -316,7 +316,7 @@ fn figures(verdict: Verdict) -> Json {
     Json::Array(figures)
 }
 
-fn decision(decision: Decision) -> Json {
+fn decision(decision: Verdicts) -> Json {
     let at = ms(decision.at.duration_since(UNIX_EPOCH).expect("after 1970"));
     let rows: Vec<Json> = decision.rows.into_iter().map(figures).collect();
     json!([i64::from(decision.limited), wait(decision.retry_after), at, rows])

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Announcer, Node, Nodes, NotAsked};
-use crate::commands::{Clock, Decision, Time, Verdict, explained};
+use crate::commands::{Clock, Time, Verdict, Verdicts, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::lines::{ENDED, NO_RUNTIME, Redis, io_error, is_away, misused, runtime as runtime_with_timers};
 use crate::locked;
@@ -349,7 +349,7 @@ impl InFlight {
         self.replied(reply.map_err(explained));
     }
 
-    fn replied(&mut self, reply: Result<Decision, RedisError>) {
+    fn replied(&mut self, reply: Result<Verdicts, RedisError>) {
         self.is_replied = true;
         if self.command.awaits_reply() {
             let step = self.asker.state().keys.reply(self.asker.now(), &self.command, reply);

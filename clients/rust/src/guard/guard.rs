@@ -17,7 +17,7 @@ use super::policy::{Key, KeyOf, Policy};
 use super::refusal::{Refusal, Refused};
 use super::reservation::{Client, Costs, Part, Requester, Reservation};
 use super::teller::Teller;
-use crate::commands::{Clock, Decision, Invalid, MAX_COST, Quotas};
+use crate::commands::{Clock, Invalid, MAX_COST, Quotas, Verdicts};
 use crate::keys::{Answer, Share};
 use crate::lines::{Redis, is_misused};
 use crate::locked;
@@ -59,8 +59,8 @@ struct Settings {
 
 /// Policies that are decided together: each with its client, and the shares to ask for.
 type Group = (Vec<(Policy, Client)>, Vec<Share>);
-type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
-type OnLimited = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync>;
+type OnDecision = Arc<dyn Fn(&Parts, &Verdicts, &[Policy]) + Send + Sync>;
+type OnLimited = Arc<dyn Fn(&Parts, &Verdicts, Refusal) -> Response<String> + Send + Sync>;
 type OnAway = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync>;
 
 /// What happens to requests while Redis is away: no connection, no reply in time, or an error reply.
@@ -264,7 +264,7 @@ impl Guard {
     /// ```
     pub fn on_limited(
         self,
-        answer: impl Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync + 'static,
+        answer: impl Fn(&Parts, &Verdicts, Refusal) -> Response<String> + Send + Sync + 'static,
     ) -> Guard {
         self.with(|settings| settings.on_limited = Some(Arc::new(answer)))
     }
@@ -272,7 +272,7 @@ impl Guard {
     /// Gets each decision on a request with a head, remembered and leased ones too, and the policies that took part.
     ///
     /// The decision has a row for each quota of each policy. A [dry run](Policy::dry_run) is a decision of its own.
-    pub fn on_decision(self, tell: impl Fn(&Parts, &Decision, &[Policy]) + Send + Sync + 'static) -> Guard {
+    pub fn on_decision(self, tell: impl Fn(&Parts, &Verdicts, &[Policy]) + Send + Sync + 'static) -> Guard {
         self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
     }
 
@@ -432,7 +432,7 @@ impl Guard {
             if parts.is_empty() {
                 self.settings.teller.tell(answer.as_ref().err());
             }
-            let decision = answer.as_ref().map(Answer::decision).map_err(Clone::clone);
+            let decision = answer.as_ref().map(Answer::verdicts).map_err(Clone::clone);
             let part = Part::new(asked, held, answer);
             if let (Some(tell), Some(head), Ok(decision)) = (&self.settings.on_decision, head, &decision) {
                 tell(head, decision, &part.policies);

@@ -9,7 +9,7 @@ use redis::RedisError;
 use serde_json::json;
 
 use super::answer::{Told, fields_of, seconds, violated};
-use crate::commands::{Decision, Invalid};
+use crate::commands::{Invalid, Verdicts};
 
 /// The answer to a request that is refused: a status, header fields, and problem details of RFC 9457.
 ///
@@ -32,7 +32,7 @@ pub(crate) struct Refused;
 
 #[derive(Debug)]
 enum Why {
-    Limited(Decision),
+    Limited(Verdicts),
     Away(RedisError),
     /// The application has made a mistake.
     Misused(String),
@@ -45,7 +45,7 @@ impl Refusal {
     }
 
     /// The refusal by the policies that are told, the outermost first.
-    pub(crate) fn limited(told: &[Told], decision: &Decision) -> Refusal {
+    pub(crate) fn limited(told: &[Told], decision: &Verdicts) -> Refusal {
         let wait = decision.retry_after;
         let status = if wait.is_some() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::FORBIDDEN };
         let mut refusal = Refusal::new(status, "Quota Exceeded", Why::Limited(decision.clone()));
@@ -119,7 +119,7 @@ impl Refusal {
 
     /// The decision, if a limit refuses.
     #[must_use]
-    pub fn decision(&self) -> Option<&Decision> {
+    pub fn decision(&self) -> Option<&Verdicts> {
         if let Why::Limited(decision) = &self.0.why { Some(decision) } else { None }
     }
 

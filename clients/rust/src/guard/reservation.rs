@@ -14,7 +14,7 @@ use super::asker::Held;
 use super::policy::Policy;
 use super::refusal::Refusal;
 use super::teller::Teller;
-use crate::commands::{Decision, Invalid, MAX_COST, Verdict};
+use crate::commands::{Invalid, MAX_COST, Verdict, Verdicts};
 use crate::keys::Answer;
 use crate::locked;
 
@@ -108,12 +108,12 @@ impl Reservation {
 
     /// The decision of all policies but those of dry runs. `None` while Redis is away, and if no policy limits the request.
     #[must_use]
-    pub fn decision(&self) -> Option<Decision> {
+    pub fn decision(&self) -> Option<Verdicts> {
         let parts = self.enforced();
-        let decisions = parts.iter().filter_map(|part| Some(locked(&part.answer).as_ref().ok()?.decision()));
+        let decisions = parts.iter().filter_map(|part| Some(locked(&part.answer).as_ref().ok()?.verdicts()));
         decisions.reduce(|mut all, decision| {
             all.rows.extend(decision.rows);
-            Decision { at: all.at.max(decision.at), ..all }
+            Verdicts { at: all.at.max(decision.at), ..all }
         })
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
 use super::share::{RequestId, Share};
-use crate::commands::{All, Decision, Take, Verdict, cmd};
+use crate::commands::{All, Take, Verdict, Verdicts, cmd};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -22,10 +22,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn decision(&self) -> Decision {
+    pub(crate) fn verdicts(&self) -> Verdicts {
         let rows = self.rows.iter().flatten().flatten().copied().collect();
         let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        Decision { limited: self.limited, retry_after: self.retry_after, at, rows }
+        Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows }
     }
 }
 
@@ -120,13 +120,13 @@ impl Command {
         Command { shares, in_flight, at: None, force: false, ..self.clone() }
     }
 
-    pub fn read(&self, reply: Value) -> RedisResult<Decision> {
+    pub fn read(&self, reply: Value) -> RedisResult<Verdicts> {
         if self.single().is_none() {
-            return Ok(Decision::from_redis_value(reply)?);
+            return Ok(Verdicts::from_redis_value(reply)?);
         }
         let row = Verdict::from_redis_value(reply)?;
         let at = row.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        Ok(Decision { limited: row.limited, retry_after: row.retry_after, at, rows: vec![row] })
+        Ok(Verdicts { limited: row.limited, retry_after: row.retry_after, at, rows: vec![row] })
     }
 }
 
