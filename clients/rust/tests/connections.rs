@@ -150,7 +150,7 @@ where
             All::new().key("{x}all", Algorithm::Log, three, 1).key("{x}others", Algorithm::Log, HOURLY, 1);
         assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
         assert_eq!(leases.take("leased", 1).await.expect("a verdict").limited, !is_allowed);
-        assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
+        assert_eq!(guard.take("{x}", ()).await.is_ok(), is_allowed);
     }
     leases.close().await;
     assert_eq!(connection.rl_info("missing").await, Ok(None));

@@ -5,6 +5,7 @@ mod burst;
 mod cases;
 mod connections;
 mod counted;
+mod decisions;
 mod guard;
 mod histories;
 mod joint;

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Announcer, Node, Nodes, NotAsked};
-use crate::commands::{Clock, Time, Verdict, Verdicts, explained};
+use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::lines::{ENDED, NO_RUNTIME, Redis, io_error, is_away, misused, runtime as runtime_with_timers};
 use crate::locked;
@@ -136,6 +136,33 @@ impl Asker {
             let answer = receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)));
             (held, answer)
         }
+    }
+
+    /// What each quota of each share would decide, asked in one write. Nothing is counted.
+    #[cfg(feature = "web")]
+    pub async fn peek(&self, shares: &[Share]) -> RedisResult<Vec<Vec<Verdict>>> {
+        let look = |(share, quota): (&Share, Quota)| {
+            let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
+            let command = Command::peek(Share { rules: rules.into(), ..share.clone() });
+            async move {
+                let reply = self.ask(&command).await.and_then(|reply| command.read(reply));
+                reply.map(|verdicts| verdicts.rows[0]).map_err(explained)
+            }
+        };
+        let quotas =
+            shares.iter().flat_map(|share| share.rules.quotas.iter().map(move |quota| (share, *quota)));
+        let mut looks: Vec<_> = quotas.map(|asked| (Box::pin(look(asked)), None)).collect();
+        poll_fn(|context| {
+            for (asked, reply) in looks.iter_mut().filter(|(_, reply)| reply.is_none()) {
+                if let Poll::Ready(told) = asked.as_mut().poll(context) {
+                    *reply = Some(told);
+                }
+            }
+            if looks.iter().all(|(_, reply)| reply.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let mut rows = looks.into_iter().filter_map(|(_, reply)| reply);
+        shares.iter().map(|share| rows.by_ref().take(share.rules.quotas.len()).collect()).collect()
     }
 
     /// Gives back all leases, and waits for the replies that are due, at most [`CLOSING`] timeouts.

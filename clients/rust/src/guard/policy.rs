@@ -166,7 +166,7 @@ impl Policy {
         self.with(|inner| Arc::make_mut(&mut inner.rules).units = units)
     }
 
-    /// With `true` it decides, counts and calls [hooks](crate::web::Guard::on_decision), and refuses nothing.
+    /// With `true` it decides, counts and calls [`on_limited`](crate::web::Guard::on_limited), and refuses nothing.
     pub fn dry_run(self, dry_run: bool) -> Policy {
         self.with(|inner| inner.dry_run = dry_run)
     }
@@ -207,6 +207,6 @@ impl TryFrom<&str> for Policy {
     }
 }
 
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -11,15 +11,10 @@ use crate::locked;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Calls the hook with each error, or warns at most once a second with the number of requests since the last warning. That
-/// Redis is away is no matter of single requests: the log tells it once, by [`Nodes`](super::away::Nodes).
+/// Warns at most once a second, with the number of requests since the last warning. That Redis is away is no matter of single
+/// requests: the log tells it once, by [`Nodes`](super::away::Nodes).
 #[derive(Clone, Default)]
-pub(crate) struct Teller {
-    pub on_error: Option<OnError>,
-    log: Arc<Mutex<Log>>,
-}
-
-type OnError = Arc<dyn Fn(&RedisError) + Send + Sync>;
+pub(crate) struct Teller(Arc<Mutex<Log>>);
 
 #[derive(Default)]
 struct Log {
@@ -32,13 +27,10 @@ struct Log {
 impl Teller {
     /// Tells of an error. With `None`, a request was decided; then failures since the last warning are told if it is time.
     pub fn tell(&self, error: Option<&RedisError>) {
-        if let (Some(error), Some(tell)) = (error, &self.on_error) {
-            return tell(error);
-        }
         if error.is_some_and(is_away) {
             return;
         }
-        let mut log = locked(&self.log);
+        let mut log = locked(&self.0);
         if let Some(error) = error {
             log.requests += 1;
             log.reason = error.to_string();

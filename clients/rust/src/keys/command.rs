@@ -41,6 +41,8 @@ pub struct Command {
     pub(super) at: Option<SystemTime>,
     /// Whether units are counted even over the limit, since they were used.
     pub(super) force: bool,
+    /// Whether it only looks, at one key and one quota.
+    pub(super) peeks: bool,
 }
 
 impl Command {
@@ -50,11 +52,16 @@ impl Command {
         places: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, places)), in_flight, at: None, force: false }
+        Command { shares, request: Some((id, places)), in_flight, at: None, force: false, peeks: false }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
-        Command { shares, request: None, in_flight: None, at: Some(at), force: false }
+        Command { shares, request: None, in_flight: None, at: Some(at), force: false, peeks: false }
+    }
+
+    /// Shows what one quota of a key would decide. Nothing is counted.
+    pub(crate) fn peek(share: Share) -> Command {
+        Command { shares: vec![share], request: None, in_flight: None, at: None, force: false, peeks: true }
     }
 
     /// Whether somebody waits for the reply.
@@ -98,7 +105,12 @@ impl Command {
             if let Some(at) = at {
                 take = take.at(at);
             }
-            return cmd::by(share.rules.algorithm, &share.key[..], &share.rules.quotas, take);
+            let (key, quotas) = (&share.key[..], &share.rules.quotas);
+            return if self.peeks {
+                cmd::peek(key, quotas, take)
+            } else {
+                cmd::by(share.rules.algorithm, key, quotas, take)
+            };
         }
         let mut all = self.shares.iter().fold(All::new(), |all, share| {
             all.key(&share.key[..], share.rules.algorithm, &share.rules.quotas, share.cost)

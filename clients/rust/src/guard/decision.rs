@@ -1,0 +1,357 @@
+//! What guards have decided for a request.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use http::header::RETRY_AFTER;
+use http::{Extensions, HeaderMap, StatusCode};
+use redis::RedisResult;
+
+use super::answer::{Figures, Told, fields_of, seconds, violated};
+use super::asker::Held;
+use super::policy::Policy;
+use super::teller::Teller;
+use crate::commands::{Invalid, MAX_COST};
+use crate::keys::{Answer, Rules};
+use crate::locked;
+
+/// What guards have decided for a request, and the figures of its policies.
+///
+/// That of a request tells what all its limits have taken so far. A handler behind middleware passes it to
+/// [`take`](crate::web::Guard::take) and [`settle`](crate::web::Guard::settle). With features `axum` and `actix` it is an
+/// extractor. Clones are the same decision.
+#[derive(Clone)]
+pub struct Decision {
+    request: Arc<Mutex<Request>>,
+    /// What it tells of, if that is not what was taken for the request: a refusal, or a look.
+    parts: Option<Vec<Arc<Part>>>,
+    /// The name of the places of which none was free.
+    full: Option<(String, Figures)>,
+    /// The network address of the client, as the outermost limit sees it.
+    address: String,
+}
+
+/// What limits and handlers have done for a request.
+#[derive(Default)]
+struct Request {
+    /// What was taken, in this order.
+    taken: Vec<Arc<Part>>,
+    met: Vec<Met>,
+    /// The guards whose middleware it has passed, by what is theirs alone.
+    passed: Vec<Arc<OnceLock<String>>>,
+    /// Whether a handler was granted units. They are used, so a later refusal gives back nothing.
+    is_used: bool,
+}
+
+/// A policy that the request has met, and the key in which that counts it. Places have no rules.
+struct Met {
+    name: String,
+    rules: Option<Arc<Rules>>,
+    key: Arc<[u8]>,
+}
+
+/// What was used of the policies of a part, by their indices.
+type Used = Vec<(usize, i64)>;
+
+/// What one step has taken.
+pub(crate) struct Part {
+    pub policies: Vec<Policy>,
+    clients: Vec<Client>,
+    /// The units that it took of each policy at first.
+    took: Vec<i64>,
+    /// The last answer, and since when it is known.
+    answer: Mutex<(Instant, RedisResult<Answer>)>,
+    /// `None` if nothing was asked for.
+    held: Mutex<Option<Held>>,
+    /// Whether the request was refused. Then nothing is settled any more.
+    is_over: AtomicBool,
+}
+
+/// Whose units are counted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Client {
+    /// The key that a function of the request returned.
+    Key(String),
+    Address(String),
+    /// All clients together, under the key of the policy.
+    Everybody(String),
+}
+
+impl Part {
+    pub fn new(asked: Vec<(Policy, Client)>, held: Option<Held>, answer: RedisResult<Answer>) -> Part {
+        let (policies, clients): (Vec<_>, _) = asked.into_iter().unzip();
+        let took = answer.as_ref().map_or_else(|_| vec![0; policies.len()], |answer| answer.taken.clone());
+        let (answer, held) = (Mutex::new((Instant::now(), answer)), Mutex::new(held));
+        Part { policies, clients, took, answer, held, is_over: AtomicBool::new(false) }
+    }
+
+    pub fn is_dry_run(&self) -> bool {
+        self.policies.iter().all(Policy::is_dry_run)
+    }
+
+    pub fn is_limited(&self) -> bool {
+        locked(&self.answer).1.as_ref().is_ok_and(|answer| answer.limited)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Gives back all that it took, since the request is refused.
+    pub fn give_back(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        locked(&self.held).as_ref().map(Held::give_back);
+    }
+
+    /// Corrects what was taken of the policies at these indices. Its commands are sent by this call.
+    pub fn settle(&self, used: Used, teller: &Teller) -> impl Future<Output = ()> {
+        let is_to_settle = !used.is_empty() && !self.is_over();
+        let held = locked(&self.held);
+        let settled = held.as_ref().filter(|_| is_to_settle).map(|held| held.settle(used));
+        async move {
+            let Some(settled) = settled else { return };
+            let settled = settled.await;
+            teller.tell(settled.as_ref().err());
+            let mut answer = locked(&self.answer);
+            if settled.is_ok() && answer.1.as_ref().ok() != settled.as_ref().ok() {
+                *answer = (Instant::now(), settled);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision").field("policies", &self.policies()).finish_non_exhaustive()
+    }
+}
+
+impl Decision {
+    /// The decision on a request, from its extensions. `None` if no limit is in front of the handler.
+    #[must_use]
+    pub fn of(extensions: &Extensions) -> Option<Decision> {
+        extensions.get().cloned()
+    }
+
+    /// That of a request from this address for which nothing was taken yet.
+    pub(crate) fn begun(address: String) -> Decision {
+        Decision { request: Arc::default(), parts: None, full: None, address }
+    }
+
+    /// Whether a policy refuses. Those of a dry run never do.
+    #[must_use]
+    pub fn limited(&self) -> bool {
+        self.full.is_some() || self.refusing().is_some()
+    }
+
+    /// Whether the request may pass, as it also may while Redis is away. The contrary of [`limited`](Decision::limited).
+    #[must_use]
+    pub fn allowed(&self) -> bool {
+        !self.limited()
+    }
+
+    /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        locked(&self.refusing()?.answer).1.as_ref().ok()?.retry_after
+    }
+
+    /// The figures of each policy by its name, those of dry runs too. While Redis is away there are none.
+    #[must_use]
+    pub fn policies(&self) -> BTreeMap<String, Figures> {
+        let told = self.told(|_| true).into_iter();
+        let figures = told.filter_map(|told| Some((told.policy.name().to_owned(), Figures::of(told.rows)?)));
+        figures.chain(self.full.clone()).collect()
+    }
+
+    /// The status of an answer: 200, 429, or 403 if no wait helps.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self.refusing() {
+            Some(_) if self.retry_after().is_none() => StatusCode::FORBIDDEN,
+            None if self.full.is_none() => StatusCode::OK,
+            _ => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// The header fields of all policies by their newest figures, with `retry-after` if there is a wait. Empty if nothing was
+    /// decided.
+    #[must_use]
+    pub fn fields(&self) -> HeaderMap {
+        let is_to_wait = self.status() == StatusCode::TOO_MANY_REQUESTS;
+        let mut fields = fields_of(&self.told(|part| !part.is_dry_run()), is_to_wait);
+        fields.extend(self.retry_after().map(|wait| (RETRY_AFTER, seconds(wait).into())));
+        fields
+    }
+
+    /// The names of what refuses, as problem details have them.
+    pub(crate) fn violated(&self) -> Vec<String> {
+        let full = self.full.iter().map(|(name, _)| name.clone());
+        violated(&self.told(|part| !part.is_dry_run())).into_iter().chain(full).collect()
+    }
+
+    fn parts(&self) -> Vec<Arc<Part>> {
+        self.parts.clone().unwrap_or_else(|| locked(&self.request).taken.clone())
+    }
+
+    /// The part that refuses the request.
+    fn refusing(&self) -> Option<Arc<Part>> {
+        self.parts().into_iter().find(|part| !part.is_dry_run() && part.is_limited())
+    }
+
+    /// The figures of each policy of some parts, the outermost first: the newest, without what goes back.
+    fn told(&self, is_to_tell: impl Fn(&Part) -> bool) -> Vec<Told> {
+        let goes_back = self.limited() && !locked(&self.request).is_used;
+        let mut all: Vec<(Instant, Told, u64)> = Vec::new();
+        for part in self.parts().into_iter().filter(|part| is_to_tell(part)) {
+            let (since, Ok(answer)) = locked(&part.answer).clone() else { continue };
+            let goes_back = goes_back || part.is_over();
+            for (policy, (rows, taken)) in part.policies.iter().zip(answer.rows.into_iter().zip(answer.taken))
+            {
+                let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
+                let told = rows.map(|rows| (since, Told { policy: policy.clone(), rows }));
+                match (all.iter_mut().find(|(_, told, _)| told.policy.name() == policy.name()), told) {
+                    (Some(known), Some((since, told))) if since >= known.0 => {
+                        *known = (since, told, known.2 + back)
+                    }
+                    (Some(known), _) => known.2 += back,
+                    (None, told) => all.extend(told.map(|(since, told)| (since, told, back))),
+                }
+            }
+        }
+        for (_, told, back) in &mut all {
+            told.rows.iter_mut().for_each(|row| row.remaining = (row.remaining + *back).min(row.limit));
+        }
+        all.into_iter().map(|(_, told, _)| told).collect()
+    }
+
+    /// That of the request itself.
+    pub(crate) fn of_request(&self) -> Decision {
+        Decision { parts: None, full: None, ..self.clone() }
+    }
+
+    /// One that tells of these parts alone.
+    pub(crate) fn telling(&self, parts: Vec<Arc<Part>>) -> Decision {
+        Decision { parts: Some(parts), ..self.clone() }
+    }
+
+    /// One that tells of these parts besides what was taken for the request.
+    pub(crate) fn and(&self, parts: &[Arc<Part>]) -> Decision {
+        self.telling([&self.parts(), parts].concat())
+    }
+
+    /// One that tells that no place of this name is free.
+    pub(crate) fn without_place(&self, name: &str, figures: Figures) -> Decision {
+        Decision { full: Some((name.to_owned(), figures)), ..self.clone() }
+    }
+
+    /// Adds what was taken for a request that goes on, so that it is not given back.
+    pub(crate) fn add(&self, parts: Vec<Arc<Part>>, is_by_hand: bool) {
+        parts.iter().for_each(|part| _ = locked(&part.held).as_mut().map(Held::keep));
+        let mut request = locked(&self.request);
+        request.is_used |= is_by_hand && !parts.is_empty();
+        request.taken.extend(parts);
+    }
+
+    /// Notes that a policy, or with `None` places, counts the request in a key. If it is met again, it must be the same.
+    pub(crate) fn meet(
+        &self,
+        name: &str,
+        rules: Option<&Arc<Rules>>,
+        key: &Arc<[u8]>,
+    ) -> Result<(), Invalid> {
+        let met = &mut locked(&self.request).met;
+        let Some(known) = met.iter().find(|known| known.name == name || known.key == *key) else {
+            met.push(Met { name: name.to_owned(), rules: rules.cloned(), key: key.clone() });
+            return Ok(());
+        };
+        let how = |rules: Option<&Arc<Rules>>| rules.map(|rules| (rules.algorithm, rules.quotas.clone()));
+        let why = if known.name != name {
+            format!("{:?} and {name:?} count a request in one key: give one of them another name", known.name)
+        } else if how(known.rules.as_ref()) != how(rules) {
+            format!("two policies of a request have the name {name:?}")
+        } else if known.key != *key {
+            format!("{name:?} counts a request in two keys")
+        } else {
+            return Ok(());
+        };
+        Err(Invalid::new(why))
+    }
+
+    /// Notes that the request passes the middleware of a guard. It may do so once.
+    pub(crate) fn pass(&self, guard: &Arc<OnceLock<String>>) -> Result<(), Invalid> {
+        let passed = &mut locked(&self.request).passed;
+        if passed.iter().any(|other| Arc::ptr_eq(other, guard)) {
+            return Err(Invalid::new(
+                "the middleware of one guard stands twice in front of this route: remove one",
+            ));
+        }
+        passed.push(guard.clone());
+        Ok(())
+    }
+
+    /// The policies that took something for the request, each once.
+    pub(crate) fn all_policies(&self) -> Vec<Policy> {
+        let mut all: Vec<Policy> = Vec::new();
+        for policy in self.parts().iter().flat_map(|part| &part.policies) {
+            if all.iter().all(|known| known.name() != policy.name()) {
+                all.push(policy.clone());
+            }
+        }
+        all
+    }
+
+    /// What was used by each part, as units of its policies by index. Of what a policy took several times, the oldest is used
+    /// first, and the newest has the rest.
+    pub(crate) fn share_out(&self, used: impl Fn(&str) -> Option<i64>) -> Vec<(Arc<Part>, Used)> {
+        let mut shared: Vec<_> = self.parts().into_iter().map(|part| (part, Vec::new())).collect();
+        for policy in self.all_policies() {
+            let Some(mut units) = used(policy.name()).map(|units| units.min(MAX_COST)) else { continue };
+            let place = |part: &Part| part.policies.iter().position(|other| other.name() == policy.name());
+            let mut parts: Vec<_> =
+                shared.iter_mut().filter_map(|(part, used)| Some((place(part)?, part, used))).collect();
+            let newest = parts.pop();
+            for (place, part, used) in parts {
+                let part = units.min(part.took[place]);
+                used.push((place, part));
+                units -= part;
+            }
+            newest.into_iter().for_each(|(place, _, used)| used.push((place, units)));
+        }
+        shared
+    }
+
+    /// Whose units the limits further out have counted, apart from limits for everybody. Else the network address.
+    pub(crate) fn client(&self, address: impl FnOnce() -> String) -> Result<Client, Invalid> {
+        let parts = self.parts();
+        let mut clients: Vec<&Client> =
+            parts.iter().filter(|part| !part.is_dry_run()).flat_map(|part| &part.clients).collect();
+        clients.retain(|client| !matches!(client, Client::Everybody(_)));
+        clients.dedup();
+        match clients[..] {
+            [] => Ok(Client::Address(address())),
+            [client] => Ok(client.clone()),
+            _ => Err(Invalid::new("several keys count this request further out: give this limit a key")),
+        }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back, unless a
+    /// handler has used it. Returns the header fields to add.
+    pub(crate) fn end(&self, is_refused: bool, has_fields: bool) -> HeaderMap {
+        if is_refused && !locked(&self.request).is_used {
+            self.parts().iter().for_each(|part| part.give_back());
+        }
+        // The fields of a refusal by a limit tell of all policies already.
+        if is_refused && has_fields {
+            return HeaderMap::new();
+        }
+        fields_of(&self.told(|part| !part.is_dry_run()), is_refused)
+    }
+}
