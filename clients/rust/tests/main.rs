@@ -8,6 +8,7 @@ mod counted;
 mod decisions;
 mod guard;
 mod histories;
+mod interface;
 mod joint;
 mod keys;
 mod layers;
