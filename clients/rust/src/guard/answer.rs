@@ -1,7 +1,7 @@
 //! What tells of a decision: figures, and header fields.
 
 use std::fmt::Write;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -42,6 +42,10 @@ impl Figures {
 pub(crate) struct Told {
     pub policy: Policy,
     pub rows: Vec<Verdict>,
+    /// Since when they are known.
+    pub since: Instant,
+    /// The units that go back, since the request is refused.
+    pub back: u64,
 }
 
 /// The names of the items of `ratelimit` that refuse the request.
@@ -66,7 +70,7 @@ impl Item<'_> {
 
 /// Each quota with its figures, if they are known. A single row of a lease belongs to the quota with its limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    told.iter().flat_map(|Told { policy, rows }| {
+    told.iter().flat_map(|Told { policy, rows, .. }| {
         let has_all = rows.len() == policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);

@@ -151,17 +151,7 @@ impl Asker {
         };
         let quotas =
             shares.iter().flat_map(|share| share.rules.quotas.iter().map(move |quota| (share, *quota)));
-        let mut looks: Vec<_> = quotas.map(|asked| (Box::pin(look(asked)), None)).collect();
-        poll_fn(|context| {
-            for (asked, reply) in looks.iter_mut().filter(|(_, reply)| reply.is_none()) {
-                if let Poll::Ready(told) = asked.as_mut().poll(context) {
-                    *reply = Some(told);
-                }
-            }
-            if looks.iter().all(|(_, reply)| reply.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        let mut rows = looks.into_iter().filter_map(|(_, reply)| reply);
+        let mut rows = in_order(quotas.map(look).collect()).await.into_iter();
         shares.iter().map(|share| rows.by_ref().take(share.rules.quotas.len()).collect()).collect()
     }
 
@@ -218,15 +208,12 @@ impl Asker {
             in_flight.for_each(|mut sent| sent.replied(Err(misused(NO_RUNTIME))));
             return None;
         };
-        let mut sent: Vec<_> = in_flight.map(|sent| Box::pin(sent.send())).collect();
+        let mut sent: Vec<_> = in_flight.map(InFlight::send).collect();
         match sent.len() {
             0 => None,
             1 => sent.pop().map(|sent| runtime.spawn(sent)),
-            // One task polls them in order: what is left of a lease must reach the server before the next lease is asked for.
-            _ => Some(runtime.spawn(poll_fn(move |context| {
-                sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
-                if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-            }))),
+            // What is left of a lease must reach the server before the next lease is asked for.
+            _ => Some(runtime.spawn(async { _ = in_order(sent).await })),
         }
     }
 
@@ -312,6 +299,21 @@ impl State {
         self.waiting.entry(id).or_default().push(sender);
         receiver
     }
+}
+
+/// What all of them return. They are polled in this order, so commands leave in it, and in one write.
+async fn in_order<F: Future>(all: Vec<F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = all.into_iter().map(|one| (Box::pin(one), None)).collect();
+    poll_fn(|context| {
+        for (one, output) in all.iter_mut().filter(|(_, output)| output.is_none()) {
+            if let Poll::Ready(ready) = one.as_mut().poll(context) {
+                *output = Some(ready);
+            }
+        }
+        if all.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, output)| output).collect()
 }
 
 /// A request that may be settled or given back. If it is dropped before [`keep`](Held::keep), what it took goes back.

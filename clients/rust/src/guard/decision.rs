@@ -30,8 +30,8 @@ pub struct Decision {
     parts: Option<Vec<Arc<Part>>>,
     /// The name of the places of which none was free.
     full: Option<(String, Figures)>,
-    /// The network address of the client, as the outermost limit sees it.
-    address: String,
+    /// Who asks, if no key tells: the network address, as the outermost limit sees it.
+    client: Client,
 }
 
 /// What limits and handlers have done for a request.
@@ -136,9 +136,9 @@ impl Decision {
         extensions.get().cloned()
     }
 
-    /// That of a request from this address for which nothing was taken yet.
-    pub(crate) fn begun(address: String) -> Decision {
-        Decision { request: Arc::default(), parts: None, full: None, address }
+    /// That of a request for which nothing was taken yet.
+    pub(crate) fn begun(client: Client) -> Decision {
+        Decision { request: Arc::default(), parts: None, full: None, client }
     }
 
     /// Whether a policy refuses. Those of a dry run never do.
@@ -202,30 +202,29 @@ impl Decision {
         self.parts().into_iter().find(|part| !part.is_dry_run() && part.is_limited())
     }
 
-    /// The figures of each policy of some parts, the outermost first: the newest, without what goes back.
+    /// The newest figures of each policy of some parts, the outermost first, without what goes back.
     fn told(&self, is_to_tell: impl Fn(&Part) -> bool) -> Vec<Told> {
-        let goes_back = self.limited() && !locked(&self.request).is_used;
-        let mut all: Vec<(Instant, Told, u64)> = Vec::new();
+        let all_goes_back = self.limited() && !locked(&self.request).is_used;
+        let mut all: Vec<Told> = Vec::new();
         for part in self.parts().into_iter().filter(|part| is_to_tell(part)) {
             let (since, Ok(answer)) = locked(&part.answer).clone() else { continue };
-            let goes_back = goes_back || part.is_over();
+            let goes_back = all_goes_back || part.is_over();
             for (policy, (rows, taken)) in part.policies.iter().zip(answer.rows.into_iter().zip(answer.taken))
             {
+                let Some(rows) = rows else { continue };
                 let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
-                let told = rows.map(|rows| (since, Told { policy: policy.clone(), rows }));
-                match (all.iter_mut().find(|(_, told, _)| told.policy.name() == policy.name()), told) {
-                    (Some(known), Some((since, told))) if since >= known.0 => {
-                        *known = (since, told, known.2 + back)
-                    }
-                    (Some(known), _) => known.2 += back,
-                    (None, told) => all.extend(told.map(|(since, told)| (since, told, back))),
+                let told = Told { policy: policy.clone(), rows, since, back };
+                match all.iter_mut().find(|known| known.policy.name() == policy.name()) {
+                    None => all.push(told),
+                    Some(known) if since < known.since => known.back += back,
+                    Some(known) => *known = Told { back: back + known.back, ..told },
                 }
             }
         }
-        for (_, told, back) in &mut all {
-            told.rows.iter_mut().for_each(|row| row.remaining = (row.remaining + *back).min(row.limit));
+        for Told { rows, back, .. } in &mut all {
+            rows.iter_mut().for_each(|row| row.remaining = (row.remaining + *back).min(row.limit));
         }
-        all.into_iter().map(|(_, told, _)| told).collect()
+        all
     }
 
     /// That of the request itself.
@@ -324,22 +323,22 @@ impl Decision {
         shared
     }
 
-    /// Whose units the limits further out have counted, apart from limits for everybody. Else the network address.
-    pub(crate) fn client(&self, address: impl FnOnce() -> String) -> Result<Client, Invalid> {
+    /// Whose units the limits further out have counted, apart from limits for everybody. Else another client.
+    pub(crate) fn client_or(&self, other: impl FnOnce() -> Client) -> Result<Client, Invalid> {
         let parts = self.parts();
         let mut clients: Vec<&Client> =
             parts.iter().filter(|part| !part.is_dry_run()).flat_map(|part| &part.clients).collect();
         clients.retain(|client| !matches!(client, Client::Everybody(_)));
         clients.dedup();
         match clients[..] {
-            [] => Ok(Client::Address(address())),
+            [] => Ok(other()),
             [client] => Ok(client.clone()),
             _ => Err(Invalid::new("several keys count this request further out: give this limit a key")),
         }
     }
 
-    pub(crate) fn address(&self) -> &str {
-        &self.address
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back, unless a

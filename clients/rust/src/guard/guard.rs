@@ -17,7 +17,7 @@ use super::client::{UNKNOWN, client_address, peer, route};
 use super::decision::{Client, Decision, Part};
 use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
-use super::policy::{Key, KeyOf, Policy, is_name};
+use super::policy::{Key, KeyOf, Policy, check_name};
 use super::refusal::Refusal;
 use super::requester::{Costs, Requester};
 use super::teller::Teller;
@@ -335,11 +335,7 @@ impl Guard {
     }
 
     async fn hold_by(&self, request: &Requester<'_>, name: &str, n: u64) -> Result<Hold, Refusal> {
-        if !is_name(name) {
-            return Err(Refusal::misused(&format!(
-                "{name:?} is not a name: it must be printable ASCII without a space"
-            )));
-        }
+        check_name(name)?;
         let outer = request.decision();
         let Some(client) = self.client(None, request, &outer)? else { return Ok(Hold::without_place()) };
         let key = self.stored(name, &client);
@@ -351,7 +347,8 @@ impl Guard {
             Ok(None) => {
                 let (limited, reset_after) = (true, self.places.ttl);
                 let figures = Figures { limited, limit: n, remaining: 0, retry_after: None, reset_after };
-                Err(self.refusal(request.head(), &outer.without_place(name, figures)))
+                let decision = outer.without_place(name, figures);
+                Err(Refusal::by(&decision, self.refused(request.head(), &decision)))
             }
             Err(error) if self.settings.fail == Some(Fail::Closed) => Err(Refusal::away(error)),
             Err(_) => Ok(Hold::without_place()),
@@ -436,13 +433,13 @@ impl Guard {
         };
         match (key, request.head()) {
             (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
-            (_, Some(head)) => Ok(Some(outer.client(|| self.address(head))?)),
-            (_, None) => Ok(Some(outer.client(|| outer.address().to_owned())?)),
+            (_, Some(head)) => Ok(Some(outer.client_or(|| self.address(head))?)),
+            (_, None) => Ok(Some(outer.client_or(|| outer.client().clone())?)),
         }
     }
 
-    fn address(&self, head: &Parts) -> String {
-        client_address(peer(&head.extensions), &head.headers, self.settings.proxies)
+    fn address(&self, head: &Parts) -> Client {
+        Client::Address(client_address(peer(&head.extensions), &head.headers, self.settings.proxies))
     }
 
     /// What a request takes of a policy.
@@ -510,30 +507,25 @@ impl Guard {
             away = away.or(error.filter(|_| !part.is_dry_run()));
             parts.push(Arc::new(part));
         }
+        let give_back = || parts.iter().for_each(|part| part.give_back());
+        if let Some(error) = away.filter(|_| self.settings.fail == Some(Fail::Closed)) {
+            give_back();
+            return Err(Refusal::away(error));
+        }
         if parts.iter().any(|part| part.is_limited()) {
             let decision = outer.and(&parts);
             if decision.limited() {
-                parts.iter().for_each(|part| part.give_back());
-                return Err(self.refusal(head, &decision));
+                give_back();
+                return Err(Refusal::by(&decision, self.refused(head, &decision)));
             }
             self.refused(head, &decision);
         }
-        match away {
-            Some(error) if self.settings.fail == Some(Fail::Closed) => {
-                parts.iter().for_each(|part| part.give_back());
-                Err(Refusal::away(error))
-            }
-            _ => Ok(parts),
-        }
+        Ok(parts)
     }
 
     /// Calls the hook.
     fn refused(&self, head: Option<&Parts>, decision: &Decision) -> Option<Response<String>> {
         self.settings.on_limited.as_ref()?(head, decision)
-    }
-
-    fn refusal(&self, head: Option<&Parts>, decision: &Decision) -> Refusal {
-        Refusal::by(decision, self.refused(head, decision))
     }
 
     /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as

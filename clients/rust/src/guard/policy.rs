@@ -71,11 +71,7 @@ impl Policy {
         Invalid: From<Q::Error>,
     {
         let name = name.into();
-        if !is_name(&name) {
-            return Err(Invalid::new(format!(
-                "{name:?} is not a name: it must be printable ASCII without a space"
-            )));
-        }
+        check_name(&name)?;
         Ok(Policy::unnamed(quotas.try_into()?)?.with(|inner| inner.name = name))
     }
 
@@ -207,6 +203,11 @@ impl TryFrom<&str> for Policy {
     }
 }
 
-pub(crate) fn is_name(text: &str) -> bool {
+pub(crate) fn check_name(name: &str) -> Result<(), Invalid> {
+    let why = || Invalid::new(format!("{name:?} is not a name: it must be printable ASCII without a space"));
+    if is_name(name) { Ok(()) } else { Err(why()) }
+}
+
+fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

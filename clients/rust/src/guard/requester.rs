@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use http::request::Parts;
 
-use super::decision::Decision;
+use super::client::UNKNOWN;
+use super::decision::{Client, Decision};
 use super::policy::Policy;
 use crate::commands::Invalid;
 
@@ -29,12 +30,12 @@ impl Requester<'_> {
 
     /// What was decided for the request so far: nothing for a client.
     pub(crate) fn decision(&self) -> Decision {
-        match self {
+        let begun = match self {
             Requester::Head(head) => Decision::of(&head.extensions),
             Requester::Decided(decision) => Some(decision.of_request()),
-            Requester::Client(_) => None,
-        }
-        .unwrap_or_else(|| Decision::begun(String::new()))
+            Requester::Client(key) => Some(Decision::begun(Client::Key(key.to_string()))),
+        };
+        begun.unwrap_or_else(|| Decision::begun(Client::Address(UNKNOWN.to_owned())))
     }
 }
 

@@ -60,7 +60,8 @@ impl Command {
     }
 
     /// Shows what one quota of a key would decide. Nothing is counted.
-    pub(crate) fn peek(share: Share) -> Command {
+    #[must_use]
+    pub fn peek(share: Share) -> Command {
         Command { shares: vec![share], request: None, in_flight: None, at: None, force: false, peeks: true }
     }
 
