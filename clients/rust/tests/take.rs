@@ -200,6 +200,23 @@ async fn a_redis_that_answers_an_error_is_away() {
     }
 }
 
+#[tokio::test]
+async fn an_error_that_is_no_outage_is_logged_at_most_once_a_second() {
+    let server = Server::start();
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let _: () = server.call("SET requests:a text");
+    let guard = guard(&server, policy("requests", "5/1h"))
+        .on_limited(|_, _| panic!("nothing is decided"))
+        .on_outage(|_| panic!("Redis is not away"));
+    for _ in 0..3 {
+        assert!(guard.take("a", 1).await.expect("it passes").policies().is_empty());
+    }
+    let warnings = warnings.told();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("Redis does not decide: ") && warning.contains("WRONGTYPE"), "{warning}");
+}
+
 /// Units that are left after a request.
 fn left(reserved: &Decision) -> Option<u64> {
     reserved.policies().values().next().map(|figures| figures.remaining)

@@ -13,9 +13,8 @@ use redis::RedisResult;
 use super::answer::{Figures, Told, fields_of, seconds, violated};
 use super::asker::Held;
 use super::policy::Policy;
-use super::teller::Teller;
 use crate::commands::{Invalid, MAX_COST};
-use crate::keys::{Answer, Rules};
+use crate::keys::{Answer, Rules, Share};
 use crate::locked;
 
 /// What guards have decided for a request, and the figures of its policies.
@@ -56,10 +55,16 @@ struct Met {
 /// What was used of the policies of a part, by their indices.
 type Used = Vec<(usize, i64)>;
 
+/// What a policy asks for.
+pub(crate) struct Asked {
+    pub policy: Policy,
+    pub client: Client,
+    pub share: Share,
+}
+
 /// What one step has taken.
 pub(crate) struct Part {
-    pub policies: Vec<Policy>,
-    clients: Vec<Client>,
+    asked: Vec<Asked>,
     /// The units that it took of each policy at first.
     took: Vec<i64>,
     /// The last answer, and since when it is known.
@@ -81,15 +86,14 @@ pub(crate) enum Client {
 }
 
 impl Part {
-    pub fn new(asked: Vec<(Policy, Client)>, held: Option<Held>, answer: RedisResult<Answer>) -> Part {
-        let (policies, clients): (Vec<_>, _) = asked.into_iter().unzip();
-        let took = answer.as_ref().map_or_else(|_| vec![0; policies.len()], |answer| answer.taken.clone());
+    pub fn new(asked: Vec<Asked>, held: Option<Held>, answer: RedisResult<Answer>) -> Part {
+        let took = answer.as_ref().map_or_else(|_| vec![0; asked.len()], |answer| answer.taken.clone());
         let (answer, held) = (Mutex::new((Instant::now(), answer)), Mutex::new(held));
-        Part { policies, clients, took, answer, held, is_over: AtomicBool::new(false) }
+        Part { asked, took, answer, held, is_over: AtomicBool::new(false) }
     }
 
     pub fn is_dry_run(&self) -> bool {
-        self.policies.iter().all(Policy::is_dry_run)
+        self.asked.iter().all(|asked| asked.policy.is_dry_run())
     }
 
     pub fn is_limited(&self) -> bool {
@@ -107,18 +111,18 @@ impl Part {
     }
 
     /// Corrects what was taken of the policies at these indices. Its commands are sent by this call.
-    pub fn settle(&self, used: Used, teller: &Teller) -> impl Future<Output = ()> {
+    pub fn settle(&self, used: Used) -> impl Future<Output = RedisResult<()>> {
         let is_to_settle = !used.is_empty() && !self.is_over();
         let held = locked(&self.held);
         let settled = held.as_ref().filter(|_| is_to_settle).map(|held| held.settle(used));
         async move {
-            let Some(settled) = settled else { return };
-            let settled = settled.await;
-            teller.tell(settled.as_ref().err());
+            let Some(settled) = settled else { return Ok(()) };
+            let settled = settled.await?;
             let mut answer = locked(&self.answer);
-            if settled.is_ok() && answer.1.as_ref().ok() != settled.as_ref().ok() {
-                *answer = (Instant::now(), settled);
+            if answer.1.as_ref().ok() != Some(&settled) {
+                *answer = (Instant::now(), Ok(settled));
             }
+            Ok(())
         }
     }
 }
@@ -209,12 +213,11 @@ impl Decision {
         for part in self.parts().into_iter().filter(|part| is_to_tell(part)) {
             let (since, Ok(answer)) = locked(&part.answer).clone() else { continue };
             let goes_back = all_goes_back || part.is_over();
-            for (policy, (rows, taken)) in part.policies.iter().zip(answer.rows.into_iter().zip(answer.taken))
-            {
+            for (asked, (rows, taken)) in part.asked.iter().zip(answer.rows.into_iter().zip(answer.taken)) {
                 let Some(rows) = rows else { continue };
                 let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
-                let told = Told { policy: policy.clone(), rows, since, back };
-                match all.iter_mut().find(|known| known.policy.name() == policy.name()) {
+                let told = Told { policy: asked.policy.clone(), rows, since, back };
+                match all.iter_mut().find(|known| known.policy.name() == told.policy.name()) {
                     None => all.push(told),
                     Some(known) if since < known.since => known.back += back,
                     Some(known) => *known = Told { back: back + known.back, ..told },
@@ -295,7 +298,7 @@ impl Decision {
     /// The policies that took something for the request, each once.
     pub(crate) fn all_policies(&self) -> Vec<Policy> {
         let mut all: Vec<Policy> = Vec::new();
-        for policy in self.parts().iter().flat_map(|part| &part.policies) {
+        for Asked { policy, .. } in self.parts().iter().flat_map(|part| &part.asked) {
             if all.iter().all(|known| known.name() != policy.name()) {
                 all.push(policy.clone());
             }
@@ -309,7 +312,8 @@ impl Decision {
         let mut shared: Vec<_> = self.parts().into_iter().map(|part| (part, Vec::new())).collect();
         for policy in self.all_policies() {
             let Some(mut units) = used(policy.name()).map(|units| units.min(MAX_COST)) else { continue };
-            let place = |part: &Part| part.policies.iter().position(|other| other.name() == policy.name());
+            let is_of = |asked: &Asked| asked.policy.name() == policy.name();
+            let place = |part: &Part| part.asked.iter().position(is_of);
             let mut parts: Vec<_> =
                 shared.iter_mut().filter_map(|(part, used)| Some((place(part)?, part, used))).collect();
             let newest = parts.pop();
@@ -326,8 +330,9 @@ impl Decision {
     /// Whose units the limits further out have counted, apart from limits for everybody. Else another client.
     pub(crate) fn client_or(&self, other: impl FnOnce() -> Client) -> Result<Client, Invalid> {
         let parts = self.parts();
+        let enforced = parts.iter().filter(|part| !part.is_dry_run());
         let mut clients: Vec<&Client> =
-            parts.iter().filter(|part| !part.is_dry_run()).flat_map(|part| &part.clients).collect();
+            enforced.flat_map(|part| &part.asked).map(|asked| &asked.client).collect();
         clients.retain(|client| !matches!(client, Client::Everybody(_)));
         clients.dedup();
         match clients[..] {

@@ -4,30 +4,31 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::Response;
 use http::request::Parts;
-use redis::RedisResult;
+use redis::{RedisError, RedisResult};
 
 use super::answer::Figures;
-use super::asker::{Asker, AskerSettings, Held};
+use super::asker::{Asker, AskerSettings};
 use super::away::Outage;
 use super::client::{UNKNOWN, client_address, peer, route};
-use super::decision::{Client, Decision, Part};
+use super::decision::{Asked, Client, Decision, Part};
 use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy, check_name};
 use super::refusal::Refusal;
 use super::requester::{Costs, Requester};
-use super::teller::Teller;
 use crate::commands::{Clock, Invalid, MAX_COST, Quotas, Verdict};
 use crate::keys::{Answer, Share};
-use crate::lines::{Redis, is_misused};
+use crate::lines::{Redis, is_away, is_misused};
 use crate::locked;
 
 /// The log tells this many different mistakes, so that memory is bounded.
 const MISTAKES: usize = 100;
+/// How often it tells of requests that failed.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Limits the requests of a service by policies, on connections of its own. Clones share them.
 ///
@@ -56,13 +57,12 @@ struct Settings {
     prefix: String,
     fail: Option<Fail>,
     on_limited: Option<OnLimited>,
-    teller: Teller,
+    /// Requests that failed since the log told of one, and when it did.
+    failed: Arc<Mutex<(u64, Option<Instant>)>>,
     /// Mistakes that the log has told.
     mistakes: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Policies that are decided together: each with its client, and the shares to ask for.
-type Group = (Vec<(Policy, Client)>, Vec<Share>);
 type OnLimited = Arc<dyn Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync>;
 
 /// What happens to requests while Redis is away: no connection, no reply in time, or an error reply.
@@ -98,6 +98,20 @@ impl Settings {
         if told.len() < MISTAKES && !told.contains(mistake) {
             told.insert(mistake.to_owned());
             tracing::warn!("{mistake}");
+        }
+    }
+
+    /// Warns at most once a second of requests that Redis did not decide. That it is away is told by
+    /// [`Nodes`](super::away::Nodes).
+    fn tell_failed(&self, error: &RedisError) {
+        if is_away(error) {
+            return;
+        }
+        let (requests, warned) = &mut *locked(&self.failed);
+        *requests += 1;
+        if warned.is_none_or(|warned| warned.elapsed() >= INTERVAL) {
+            tracing::warn!("Redis does not decide: {error} (requests: {requests})");
+            (*requests, *warned) = (0, Some(Instant::now()));
         }
     }
 }
@@ -289,7 +303,7 @@ impl Guard {
         is_by_hand: bool,
     ) -> Result<Decision, Refusal> {
         let (outer, groups) = self.groups(request, costs).await?;
-        for ((policy, _), share) in groups.iter().flat_map(|(asked, shares)| asked.iter().zip(shares)) {
+        for Asked { policy, share, .. } in groups.iter().flatten() {
             outer.meet(policy.name(), Some(&share.rules), &share.key)?;
         }
         let parts = self.ask(groups, request.head(), &outer).await?;
@@ -309,13 +323,13 @@ impl Guard {
 
     async fn peek_by(&self, request: &Requester<'_>) -> Result<Decision, Refusal> {
         let (outer, groups) = self.groups(request, &Costs::default()).await?;
-        let shares: Vec<Share> = groups.iter().flat_map(|(_, shares)| shares.clone()).collect();
-        let looked =
-            self.or_local(self.asker.peek(&shares).await, async |local| local.peek(&shares).await).await;
-        let mut looked = unless_misused(looked)?.map(Vec::into_iter);
-        let parts = groups.into_iter().map(|(asked, shares)| {
+        let shares: Vec<Share> = groups.iter().flatten().map(|asked| asked.share.clone()).collect();
+        let looked = self.asker.peek(&shares).await;
+        let mut looked =
+            self.or_local(looked, async |local| local.peek(&shares).await).await?.map(Vec::into_iter);
+        let parts = groups.into_iter().map(|asked| {
             let answer = match &mut looked {
-                Ok(looked) => Ok(looked_at(looked.by_ref().take(shares.len()).collect())),
+                Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
                 Err(error) => Err(error.clone()),
             };
             Arc::new(Part::new(asked, None, answer))
@@ -341,8 +355,8 @@ impl Guard {
         let key = self.stored(name, &client);
         outer.meet(name, None, &key)?;
         let held = self.places.hold(&key, n).await;
-        let held = self.or_local(held, async |local| self.places.by(local).hold(&key, n).await).await;
-        match unless_misused(held)? {
+        let local = async |local: &Asker| self.places.by(local.clone()).hold(&key, n).await;
+        match self.or_local(held, local).await? {
             Ok(Some(hold)) => Ok(hold),
             Ok(None) => {
                 let (limited, reset_after) = (true, self.places.ttl);
@@ -355,27 +369,32 @@ impl Guard {
         }
     }
 
-    /// Has this process answer in place of Redis, if that does not and `fail` is local.
+    /// Has this process answer in place of Redis, if that does not and `fail` is local. A mistake of the application is a
+    /// refusal.
     async fn or_local<T>(
         &self,
         answered: RedisResult<T>,
-        ask: impl AsyncFnOnce(Asker) -> RedisResult<T>,
-    ) -> RedisResult<T> {
-        self.settings.teller.tell(answered.as_ref().err().filter(|error| !is_misused(error)));
+        ask: impl AsyncFnOnce(&Asker) -> RedisResult<T>,
+    ) -> Result<RedisResult<T>, Refusal> {
         match answered {
-            Err(error) if self.settings.fail == Some(Fail::Local) && !is_misused(&error) => {
-                ask(self.local.clone()).await
+            Err(mistake) if is_misused(&mistake) => {
+                Err(Refusal::misused(mistake.detail().unwrap_or_default()))
             }
-            answered => answered,
+            Err(error) => {
+                self.settings.tell_failed(&error);
+                let is_local = self.settings.fail == Some(Fail::Local);
+                Ok(if is_local { ask(&self.local).await } else { Err(error) })
+            }
+            answered => Ok(answered),
         }
     }
 
-    /// What a request asks for: the policies that refuse together, and each dry run.
+    /// What a request asks for: what is decided together, and each dry run, which could refuse the others there.
     async fn groups(
         &self,
         request: &Requester<'_>,
         costs: &Costs,
-    ) -> Result<(Decision, Vec<Group>), Refusal> {
+    ) -> Result<(Decision, Vec<Vec<Asked>>), Refusal> {
         let (outer, head) = (request.decision(), request.head());
         let policies = match (&self.policies.0, head) {
             (Source::Fixed(policies), _) => policies.clone(),
@@ -384,22 +403,16 @@ impl Guard {
         };
         let policies = self.named(policies, head)?;
         checked(&policies).and_then(|()| costs.check(&policies))?;
-        let (mut enforced, mut dry_runs) = (Group::default(), Vec::new());
+        let (mut enforced, mut groups) = (Vec::new(), Vec::new());
         for policy in policies.iter() {
             let Some(client) = self.client(policy.0.key.as_ref(), request, &outer)? else { continue };
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
             let share = self.share(policy, &client, cost)?;
-            let asked = (policy.clone(), client);
-            if policy.is_dry_run() {
-                // Decided together with the others, a dry run could refuse them.
-                dry_runs.push((vec![asked], vec![share]));
-            } else {
-                enforced.0.push(asked);
-                enforced.1.push(share);
-            }
+            let asked = Asked { policy: policy.clone(), client, share };
+            if policy.is_dry_run() { groups.push(vec![asked]) } else { enforced.push(asked) }
         }
-        let enforced = Some(enforced).filter(|(_, shares)| !shares.is_empty());
-        Ok((outer, enforced.into_iter().chain(dry_runs).collect()))
+        groups.splice(..0, Some(enforced).filter(|enforced| !enforced.is_empty()));
+        Ok((outer, groups))
     }
 
     /// The policies, with the name of the route for those that have none.
@@ -471,37 +484,25 @@ impl Guard {
         key.into_bytes().into()
     }
 
-    /// Has Redis decide, or this process if Redis does not and `fail` is local.
-    fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
-        let is_local = self.settings.fail == Some(Fail::Local);
-        let local = is_local.then(|| (self.local.clone(), shares.clone()));
-        let (asked, settings) = (self.asker.take(shares), self.settings.clone());
-        async move {
-            match (asked.await, local) {
-                ((_, Err(error)), Some((local, shares))) if !is_misused(&error) => {
-                    settings.teller.tell(Some(&error));
-                    local.take(shares).await
-                }
-                (answered, _) => answered,
-            }
-        }
-    }
-
     /// Asks for all groups at once, calls the hook, and returns what was taken, or the refusal.
     async fn ask(
         &self,
-        groups: Vec<Group>,
+        groups: Vec<Vec<Asked>>,
         head: Option<&Parts>,
         outer: &Decision,
     ) -> Result<Vec<Arc<Part>>, Refusal> {
-        let asked: Vec<_> = groups.into_iter().map(|(asked, shares)| (asked, self.decide(shares))).collect();
+        let shares = |asked: &[Asked]| asked.iter().map(|asked| asked.share.clone()).collect();
+        let asked: Vec<_> =
+            groups.into_iter().map(|asked| (self.asker.take(shares(&asked)), asked)).collect();
         let (mut parts, mut away) = (Vec::new(), None);
-        for (asked, answered) in asked {
-            let (held, answer) = answered.await;
-            let answer = unless_misused(answer)?;
-            if parts.is_empty() {
-                self.settings.teller.tell(answer.as_ref().err());
-            }
+        for (answered, asked) in asked {
+            let (mut held, answer) = answered.await;
+            let answer = self.or_local(answer, async |local| {
+                let answer;
+                (held, answer) = local.take(shares(&asked)).await;
+                answer
+            });
+            let answer = answer.await?;
             let error = answer.as_ref().err().cloned();
             let part = Part::new(asked, Some(held), answer);
             away = away.or(error.filter(|_| !part.is_dry_run()));
@@ -547,10 +548,9 @@ impl Guard {
         self.told(used.check(&decision.all_policies()).map_err(Refusal::from))?;
         let parts = decision.share_out(|name| used.of(name));
         // All are sent at once, so that none is left out if this future is dropped.
-        let settled: Vec<_> =
-            parts.iter().map(|(part, used)| part.settle(used.clone(), &self.settings.teller)).collect();
+        let settled: Vec<_> = parts.iter().map(|(part, used)| part.settle(used.clone())).collect();
         for settled in settled {
-            settled.await;
+            settled.await.unwrap_or_else(|error| self.settings.tell_failed(&error));
         }
         Ok(())
     }
@@ -573,14 +573,6 @@ impl Guard {
             Err(twice) => Err(twice.into()),
         };
         self.told(taken).err().map(|refusal| refusal.answer(head))
-    }
-}
-
-/// An answer of Redis, or that it is away. A mistake of the application is neither.
-fn unless_misused<T>(answered: RedisResult<T>) -> Result<RedisResult<T>, Refusal> {
-    match answered {
-        Err(mistake) if is_misused(&mistake) => Err(Refusal::misused(mistake.detail().unwrap_or_default())),
-        answered => Ok(answered),
     }
 }
 

@@ -25,8 +25,6 @@ mod policy;
 mod refusal;
 #[cfg(feature = "web")]
 mod requester;
-#[cfg(feature = "web")]
-mod teller;
 
 #[cfg(feature = "web")]
 pub use self::{
