@@ -13,6 +13,7 @@ use redis_rl_client::MemoryLimiter;
 use redis_rl_client::web::{Decision, Fail, Guard, Refusal};
 
 use crate::limits::{account, ask, ask_as, guard, policy};
+use crate::server::words::Words;
 use crate::server::{Cluster, PATIENCE, Server, noon, wait_for};
 
 fn head() -> Parts {
@@ -161,6 +162,21 @@ async fn a_look_tells_what_would_be_decided_and_counts_nothing() {
         assert!(!refused.policies()["plan"].limited);
         guard.close().await;
     }
+}
+
+#[tokio::test]
+async fn a_look_asks_for_each_quota_at_its_cost_and_waits_for_no_reply_before_the_next() {
+    let words = Words::start();
+    let policies = [policy("plan", "5/10s, 100/1h"), policy("tokens", "1000/1h").cost(4).lease(100)];
+    let guard = Guard::new(words.client(), policies).expect("policies").fail(Fail::Closed).prefix("app:");
+    let decision = guard.peek("acme").await.expect("a look");
+    assert!(decision.allowed() && decision.policies().is_empty());
+    let expected = [
+        "RL.PEEK app:plan:acme 5 10s",
+        "RL.PEEK app:plan:acme 100 1h",
+        "RL.PEEK app:tokens:acme 1000 1h COST 4",
+    ];
+    assert_eq!(words.sent().iter().map(|words| words.join(" ")).collect::<Vec<_>>(), expected);
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ pub struct Decision {
     /// The name of the places of which none was free.
     full: Option<(String, Figures)>,
     /// Who asks, if no key tells: the network address, as the outermost limit sees it.
-    client: Client,
+    pub(crate) client: Client,
 }
 
 /// What limits and handlers have done for a request.
@@ -340,10 +340,6 @@ impl Decision {
             [client] => Ok(client.clone()),
             _ => Err(Invalid::new("several keys count this request further out: give this limit a key")),
         }
-    }
-
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
     }
 
     /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back, unless a

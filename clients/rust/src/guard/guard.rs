@@ -447,7 +447,7 @@ impl Guard {
         match (key, request.head()) {
             (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
             (_, Some(head)) => Ok(Some(outer.client_or(|| self.address(head))?)),
-            (_, None) => Ok(Some(outer.client_or(|| outer.client().clone())?)),
+            (_, None) => Ok(Some(outer.client_or(|| outer.client.clone())?)),
         }
     }
 
