@@ -14,7 +14,7 @@ use redis_rl_client::web::{Decision, Fail, Guard, Refusal};
 
 use crate::limits::{account, ask, ask_as, guard, policy};
 use crate::server::words::Words;
-use crate::server::{Cluster, PATIENCE, Server, noon, wait_for};
+use crate::server::{Cluster, PATIENCE, Server, noon, until};
 
 fn head() -> Parts {
     axum::http::Request::new(()).into_parts().0
@@ -103,7 +103,7 @@ async fn what_a_handler_was_granted_is_used_though_a_later_take_is_refused() {
     }
     // The second request was granted nothing, so it cost nothing.
     outer.close().await;
-    wait_for("the rest to go back", || server.used("requests:{192.0.2.1}") == 1);
+    until("the rest to go back", || server.used("requests:{192.0.2.1}") == 1).await;
     assert_eq!(server.used("items:{192.0.2.1}"), 4);
 }
 
@@ -232,7 +232,7 @@ async fn a_guard_holds_places_by_its_key_and_its_prefix_and_refuses_as_its_limit
     assert_eq!(refused.field("retry-after"), "");
     assert_eq!(refused.field("ratelimit"), r#""requests-1h";r=8"#, "a refused request costs nothing");
     assert_eq!(*told.lock().expect("no panic"), [(2, None)]);
-    wait_for("the places to go back", || server.used("app:streams:ada") == 0);
+    until("the places to go back", || server.used("app:streams:ada") == 0).await;
     // Who has no key is not limited.
     assert_eq!(ask(&app, "/three").await.status, 200);
     let hold = guard.hold("eve", "streams", 1).await.expect("a place");
