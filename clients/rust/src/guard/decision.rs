@@ -14,7 +14,7 @@ use super::answer::{Figures, Told, fields_of, seconds, violated};
 use super::asker::Held;
 use super::policy::Policy;
 use crate::commands::{Invalid, MAX_COST};
-use crate::keys::{Answer, Rules, Share};
+use crate::keys::{Answer, Share};
 use crate::locked;
 
 /// What guards have decided for a request, and the figures of its policies.
@@ -38,18 +38,10 @@ pub struct Decision {
 struct Request {
     /// What was taken, in this order.
     taken: Vec<Arc<Part>>,
-    met: Vec<Met>,
     /// The guards whose middleware it has passed, by what is theirs alone.
     passed: Vec<Arc<OnceLock<String>>>,
     /// Whether a handler was granted units. They are used, so a later refusal gives back nothing.
     is_used: bool,
-}
-
-/// A policy that the request has met, and the key in which that counts it. Places have no rules.
-struct Met {
-    name: String,
-    rules: Option<Arc<Rules>>,
-    key: Arc<[u8]>,
 }
 
 /// What was used of the policies of a part, by their indices.
@@ -60,6 +52,24 @@ pub(crate) struct Asked {
     pub policy: Policy,
     pub client: Client,
     pub share: Share,
+}
+
+impl Asked {
+    /// Why it cannot count a request besides another, if it is not the same.
+    fn differs_from(&self, known: &Asked) -> Option<String> {
+        let (name, known_name) = (self.policy.name(), known.policy.name());
+        let (rules, known_rules) = (&self.share.rules, &known.share.rules);
+        let has_rules = rules.algorithm == known_rules.algorithm && rules.quotas == known_rules.quotas;
+        match (name == known_name, self.share.key == known.share.key) {
+            (true, true) if has_rules => None,
+            (true, false) if has_rules => Some(format!("{name:?} counts a request in two keys")),
+            (true, _) => Some(format!("two policies of a request have the name {name:?}")),
+            (false, true) => {
+                Some(format!("{known_name:?} and {name:?} count a request in one key: rename one"))
+            }
+            (false, false) => None,
+        }
+    }
 }
 
 /// What one step has taken.
@@ -258,29 +268,22 @@ impl Decision {
         request.taken.extend(parts);
     }
 
-    /// Notes that a policy, or with `None` places, counts the request in a key. If it is met again, it must be the same.
-    pub(crate) fn meet(
-        &self,
-        name: &str,
-        rules: Option<&Arc<Rules>>,
-        key: &Arc<[u8]>,
-    ) -> Result<(), Invalid> {
-        let met = &mut locked(&self.request).met;
-        let Some(known) = met.iter().find(|known| known.name == name || known.key == *key) else {
-            met.push(Met { name: name.to_owned(), rules: rules.cloned(), key: key.clone() });
-            return Ok(());
-        };
-        let how = |rules: Option<&Arc<Rules>>| rules.map(|rules| (rules.algorithm, rules.quotas.clone()));
-        let why = if known.name != name {
-            format!("{:?} and {name:?} count a request in one key: give one of them another name", known.name)
-        } else if how(known.rules.as_ref()) != how(rules) {
-            format!("two policies of a request have the name {name:?}")
-        } else if known.key != *key {
-            format!("{name:?} counts a request in two keys")
-        } else {
-            return Ok(());
-        };
-        Err(Invalid::new(why))
+    /// Refuses a policy that has the name or the key of another one. The same may be met again.
+    pub(crate) fn meet<'a>(&self, asked: impl IntoIterator<Item = &'a Asked>) -> Result<(), Invalid> {
+        let (parts, mut met) = (self.parts(), Vec::new());
+        for new in asked {
+            let mut known = parts.iter().flat_map(|part| &part.asked).chain(met.iter().copied());
+            if let Some(why) = known.find_map(|known| new.differs_from(known)) {
+                return Err(Invalid::new(why));
+            }
+            met.push(new);
+        }
+        Ok(())
+    }
+
+    /// Whether a policy counts the request in this key.
+    pub(crate) fn counts_in(&self, key: &[u8]) -> bool {
+        self.parts().iter().flat_map(|part| &part.asked).any(|asked| *asked.share.key == *key)
     }
 
     /// Notes that the request passes the middleware of a guard. It may do so once.

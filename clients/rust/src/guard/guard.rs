@@ -303,9 +303,7 @@ impl Guard {
         is_by_hand: bool,
     ) -> Result<Decision, Refusal> {
         let (outer, groups) = self.groups(request, costs).await?;
-        for Asked { policy, share, .. } in groups.iter().flatten() {
-            outer.meet(policy.name(), Some(&share.rules), &share.key)?;
-        }
+        outer.meet(groups.iter().flatten())?;
         let parts = self.ask(groups, request.head(), &outer).await?;
         outer.add(parts, is_by_hand);
         Ok(outer)
@@ -353,7 +351,11 @@ impl Guard {
         let outer = request.decision();
         let Some(client) = self.client(None, request, &outer)? else { return Ok(Hold::without_place()) };
         let key = self.stored(name, &client);
-        outer.meet(name, None, &key)?;
+        if outer.counts_in(&key) {
+            return Err(Refusal::misused(&format!(
+                "a policy counts in the key of the places {name:?}: rename one"
+            )));
+        }
         let held = self.places.hold(&key, n).await;
         let local = async |local: &Asker| self.places.by(local.clone()).hold(&key, n).await;
         match self.or_local(held, local).await? {
