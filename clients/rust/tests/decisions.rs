@@ -125,7 +125,9 @@ async fn a_cost_is_told_by_the_names_of_policies_and_a_number_is_that_of_one() {
         assert_eq!(refusal.status(), 500);
         assert!(refusal.to_string().contains(why), "{refusal}");
     }
-    assert_eq!(left(&guard.peek("acme").await.expect("a look"))["tpm"], 600, "a mistake costs nothing");
+    let seen = guard.peek("acme").await.expect("a look");
+    assert_eq!(left(&seen)["tpm"], 600, "a mistake costs nothing");
+    assert_eq!(left(&guard.take(&seen, ()).await.expect("it fits"))["tpm"], 500, "for the same client");
 }
 
 #[tokio::test]
