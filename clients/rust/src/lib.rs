@@ -5,7 +5,7 @@
 //! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
 //! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
-//! - [`Verdict`], [`Decision`] and [`Info`] are the replies.
+//! - [`Verdict`], [`Verdicts`] and [`Info`] are the replies.
 #![cfg_attr(feature = "memory", doc = "- [`MemoryLimiter`] runs them in this process, without a server.")]
 #![cfg_attr(
     feature = "leases",
@@ -52,7 +52,7 @@ pub mod web;
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use commands::RlAsyncCommands;
 pub use commands::{
-    Acquire, Algorithm, All, Decision, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, WindowInfo,
+    Acquire, Algorithm, All, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, Verdicts, WindowInfo,
     cmd,
 };
 #[cfg(feature = "leases")]

@@ -10,5 +10,5 @@
 #[cfg(feature = "tower")]
 pub use crate::frameworks::RateLimit;
 pub use crate::guard::{
-    Costs, Fail, Guard, Policies, Policy, Refusal, Requester, Reservation, client_address,
+    Costs, Decision, Fail, Figures, Guard, Outage, Policies, Policy, Refusal, Requester, client_address,
 };

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, Request, Response};
 use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
-use redis_rl_client::web::{Fail, Guard, Policy, client_address};
+use redis_rl_client::web::{Fail, Figures, Guard, Policy, client_address};
 use redis_rl_client::{
-    Algorithm, All, Decision, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
+    Algorithm, All, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict, Verdicts,
     cmd,
 };
 use serde::Deserialize;
@@ -225,7 +225,7 @@ impl Step {
             "bucket" => connection.rl_bucket(&self.key, quotas, self.take()).map(figures),
             "peek" => connection.rl_peek(&self.key, quotas, self.take()).map(figures),
             "info" => connection.rl_info(&self.key).map(|info| info.map_or(Json::Null, info_map)),
-            "all" => connection.rl_all(&self.all()).map(decision),
+            "all" => connection.rl_all(&self.all()).map(verdicts),
             other => panic!("{other} is no call"),
         }
     }
@@ -316,10 +316,10 @@ fn figures(verdict: Verdict) -> Json {
     Json::Array(figures)
 }
 
-fn decision(decision: Decision) -> Json {
-    let at = ms(decision.at.duration_since(UNIX_EPOCH).expect("after 1970"));
-    let rows: Vec<Json> = decision.rows.into_iter().map(figures).collect();
-    json!([i64::from(decision.limited), wait(decision.retry_after), at, rows])
+fn verdicts(verdicts: Verdicts) -> Json {
+    let at = ms(verdicts.at.duration_since(UNIX_EPOCH).expect("after 1970"));
+    let rows: Vec<Json> = verdicts.rows.into_iter().map(figures).collect();
+    json!([i64::from(verdicts.limited), wait(verdicts.retry_after), at, rows])
 }
 
 fn info_map(info: Info) -> Json {
@@ -506,17 +506,31 @@ async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body(
         }
         memory.set_time(time(case.at));
         let taken = Guard::new(memory, policy).expect("a policy").take(key, case.rows[0].cost).await;
-        let (decided, status, headers, body) = match taken {
-            Ok(taken) => (taken.decision(), 200, taken.fields(), Json::Null),
+        let (decided, policies, status, headers, body) = match taken {
+            Ok(taken) => {
+                let decided = (taken.limited(), taken.retry_after());
+                (decided, taken.policies(), taken.status().as_u16(), taken.fields(), Json::Null)
+            }
             Err(refusal) => {
-                let decided = refusal.decision().cloned();
+                let decided = (refusal.limited(), refusal.retry_after());
+                let policies = refusal.policies();
                 let response = Response::<String>::from(refusal);
                 let body = serde_json::from_str(response.body()).expect("JSON");
                 assert_eq!(response.headers()["content-type"], "application/problem+json");
-                (decided, response.status().as_u16(), response.headers().clone(), body)
+                (decided, policies, response.status().as_u16(), response.headers().clone(), body)
             }
         };
-        assert_eq!(decision(decided.expect("a decision")), case.reply, "{}", case.name);
+        assert_eq!(
+            (json!(i64::from(decided.0)), json!(wait(decided.1))),
+            (case.reply[0].clone(), case.reply[1].clone()),
+            "{}",
+            case.name
+        );
+        let Figures { limited, limit, remaining, retry_after, reset_after, .. } =
+            policies[&name(&case.policies[0])];
+        assert_eq!((limited, retry_after), decided, "{}", case.name);
+        let row = json!([i64::from(limited), limit, remaining, wait(retry_after), ms(reset_after)]);
+        assert!(case.reply[3].as_array().expect("rows").contains(&row), "{}: {row}", case.name);
         assert_eq!(status, case.status, "{}", case.name);
         for (name, value) in &case.fields {
             let field = headers.get(name).map(|value| value.to_str().expect("ASCII"));

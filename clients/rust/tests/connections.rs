@@ -12,8 +12,8 @@ use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{AsyncConnectionConfig, Client, RedisResult, TlsCertificates};
 use redis_rl_client::web::{Fail, Guard};
 use redis_rl_client::{
-    Acquire, Algorithm, All, Decision, Info, Leases, Quota, Redis, RlAsyncCommands, RlCommands, Take,
-    Verdict, cmd,
+    Acquire, Algorithm, All, Info, Leases, Quota, Redis, RlAsyncCommands, RlCommands, Take, Verdict,
+    Verdicts, cmd,
 };
 use tempfile::TempDir;
 
@@ -83,7 +83,7 @@ fn a_pipeline_takes_the_commands_and_answers_verdicts() {
     pipeline.add_command(cmd::info("b")).add_command(cmd::info("c")).add_command(cmd::all(
         &All::new().key("a", Algorithm::Log, HOURLY, 1).key("d", Algorithm::Fixed, HOURLY, 2),
     ));
-    let (verdict, _, sliding, missing, all): (Verdict, Verdict, Option<Info>, Option<Info>, Decision) =
+    let (verdict, _, sliding, missing, all): (Verdict, Verdict, Option<Info>, Option<Info>, Verdicts) =
         pipeline.atomic().query(&mut server.connect()).expect("replies");
     assert_eq!((verdict, all.rows.len()), (remaining(99), 2));
     assert_eq!(sliding.map(|info| info.windows[0].used), Some(40));
@@ -150,7 +150,7 @@ where
             All::new().key("{x}all", Algorithm::Log, three, 1).key("{x}others", Algorithm::Log, HOURLY, 1);
         assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);
         assert_eq!(leases.take("leased", 1).await.expect("a verdict").limited, !is_allowed);
-        assert_eq!(guard.take("{x}", 1).await.is_ok(), is_allowed);
+        assert_eq!(guard.take("{x}", ()).await.is_ok(), is_allowed);
     }
     leases.close().await;
     assert_eq!(connection.rl_info("missing").await, Ok(None));

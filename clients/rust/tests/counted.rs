@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError};
 use redis_rl_client::keys::{Command, Keys, Rules, Share, Step, slot};
-use redis_rl_client::{Algorithm, Decision, Quota, Verdict};
+use redis_rl_client::{Algorithm, Quota, Verdict, Verdicts};
 
 use crate::histories::Random;
 use crate::server::words::words;
@@ -44,7 +44,7 @@ impl Server {
     }
 
     /// By its words.
-    fn carry_out(&mut self, command: &Command, now_ms: u64) -> Decision {
+    fn carry_out(&mut self, command: &Command, now_ms: u64) -> Verdicts {
         let words = words(&command.cmd(None));
         let has = |word: &str| words.iter().any(|other| other == word);
         let after = |word: &str| words.iter().position(|other| other == word).map(|place| &words[place + 1]);
@@ -85,7 +85,7 @@ impl Server {
             });
         }
         let retry_after = limited.then(|| Duration::from_secs(60));
-        Decision { limited, retry_after, at: time(now_ms), rows }
+        Verdicts { limited, retry_after, at: time(now_ms), rows }
     }
 }
 
@@ -99,7 +99,7 @@ fn time(ms: u64) -> SystemTime {
 
 enum Message {
     Command(Command),
-    Reply(Command, Option<Decision>),
+    Reply(Command, Option<Verdicts>),
 }
 
 struct Process {

@@ -11,8 +11,8 @@ use axum::http::{Request, Response};
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
-use redis_rl_client::RlCommands;
-use redis_rl_client::web::{Costs, Fail, Guard, Refusal, Reservation};
+use redis_rl_client::web::{Costs, Decision, Fail, Guard, Refusal};
+use redis_rl_client::{Algorithm, RlCommands};
 use tokio::time::timeout;
 
 use crate::limits::{account, ask, ask_as, guard, policy};
@@ -114,16 +114,14 @@ async fn a_leased_policy_beside_a_plan_costs_one_command_for_each_request() {
 
 #[tokio::test]
 async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
-    async fn generate(guard: State<Guard>, reserved: Reservation) -> Result<impl IntoResponse, Refusal> {
+    async fn generate(guard: State<Guard>, reserved: Decision) -> Result<impl IntoResponse, Refusal> {
         guard.settle(&reserved, [("tokens", 10)]).await?;
         guard.settle(&reserved, [("tokens", 900)]).await?;
         guard.settle(&reserved, [("tokens", 420)]).await?;
         Ok("a text")
     }
     let wrong = |used: Costs| {
-        get(async move |guard: State<Guard>, reserved: Reservation| {
-            guard.settle(&reserved, used.clone()).await
-        })
+        get(async move |guard: State<Guard>, reserved: Decision| guard.settle(&reserved, used.clone()).await)
     };
     let server = Server::start();
     let tokens = policy("tokens", "1000/1h").unit("tokens").cost(500);
@@ -147,9 +145,7 @@ async fn a_handler_settles_what_a_layer_took_and_the_last_cost_counts() {
     let anonymous = Router::new()
         .route(
             "/",
-            get(async |reserved: Reservation, guard: State<Guard>| {
-                guard.take(&reserved, 3).await.map(|_| "")
-            }),
+            get(async |reserved: Decision, guard: State<Guard>| guard.take(&reserved, 3).await.map(|_| "")),
         )
         .layer(guard(&server, policy("everybody", "100/1h").key_text("all")).layer())
         .with_state(guard(&server, policy("own", "100/1h")));
@@ -192,7 +188,7 @@ async fn a_layer_that_fails_closed_and_a_handler_that_refuses_cost_nothing_furth
     let own = guard(&server, policy("own", "0/1h"));
     let app = Router::new()
         .route("/closed", get("hello").route_layer(closed.layer()))
-        .route("/own", get(async move |taken: Reservation| own.take(&taken, 1).await.map(|_| "hello")))
+        .route("/own", get(async move |taken: Decision| own.take(&taken, 1).await.map(|_| "hello")))
         .layer(outer.layer());
     drop(away);
     assert_eq!(ask(&app, "/closed").await.status, 503);
@@ -209,11 +205,11 @@ async fn a_request_whose_client_leaves_takes_nothing() {
     let server = Server::start();
     let trial = policy("trial", "100/1h").dry_run(true);
     let guard = guard(&server, [policy("leased", "100/1h").lease(8), policy("plan", "100/1h"), trial]);
-    assert!(guard.take("a", 1).await.is_ok());
+    assert!(guard.take("a", ()).await.is_ok());
     server.freeze();
-    assert!(timeout(Duration::from_millis(1), guard.take("a", 1)).await.is_err());
+    assert!(timeout(Duration::from_millis(1), guard.take("a", ())).await.is_err());
     server.thaw();
-    assert!(guard.take("a", 1).await.is_ok());
+    assert!(guard.take("a", ()).await.is_ok());
     guard.close().await;
     for key in ["plan:a", "leased:a", "trial:a"] {
         wait_until_used(&server, key, 2);
@@ -222,7 +218,7 @@ async fn a_request_whose_client_leaves_takes_nothing() {
 
 #[tokio::test]
 async fn a_request_that_is_served_though_a_limit_further_in_refuses_keeps_what_the_others_took() {
-    async fn guest(reserved: Reservation, own: State<Guard>) -> &'static str {
+    async fn guest(reserved: Decision, own: State<Guard>) -> &'static str {
         own.take(&reserved, 1).await.map_or("as a guest", |_| "as a member")
     }
     async fn fallback(request: Request<Body>, next: Next) -> Response<Body> {
@@ -264,7 +260,7 @@ async fn a_request_that_was_refused_settles_nothing() {
     let outer = guard(&server, policy("outer", "1000/1h").cost(500));
     let own = guard(&server, policy("own", "0/1h"));
     let keep = kept.clone();
-    let handler = async move |reserved: Reservation| {
+    let handler = async move |reserved: Decision| {
         keep.lock().expect("no panic").push(reserved.clone());
         own.take(&reserved, 1).await.map(|_| "")
     };
@@ -289,7 +285,7 @@ async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
     let outer = guard(&server, policy("outer", "1000/1h").cost(500));
     let own = guard(&server, policy("own", "0/1h"));
     let (frozen, keep, settling) = (server.clone(), kept.clone(), outer.clone());
-    let handler = async move |reserved: Reservation| {
+    let handler = async move |reserved: Decision| {
         let refused = own.take(&reserved, 1).await.map(|_| "");
         frozen.freeze();
         let settling = settling.clone();
@@ -308,22 +304,35 @@ async fn what_is_being_settled_while_the_request_is_refused_goes_back() {
 }
 
 #[tokio::test]
-async fn a_request_that_meets_two_policies_of_one_name_is_answered_500_and_costs_nothing() {
+async fn a_request_that_meets_two_policies_of_one_name_or_one_key_is_answered_500_and_costs_nothing() {
     let server = Server::start();
-    let requests = || guard(&server, policy("requests", "3/1h"));
-    let (outer, own) = (requests(), requests());
-    let handler = async move |reserved: Reservation| own.take(&reserved, 1).await.map(|_| "");
+    let outer = guard(&server, policy("requests", "3/1h"));
+    let own = outer.limit(policy("requests", "4/1h")).expect("a policy");
+    let algorithm = policy("requests", "3/1h").algorithm(Algorithm::Fixed);
+    let algorithm = outer.limit(algorithm).expect("a policy");
+    let handler = async move |decision: Decision| own.take(&decision, 1).await.map(|_| "");
+    let other_key = outer.limit(policy("requests", "3/1h").key_text("all")).expect("a policy");
     let app = Router::new()
-        .route("/layers", get("hello").route_layer(requests().layer()))
+        .route("/layers", get("hello").route_layer(algorithm.layer()))
         .route("/handler", get(handler))
+        .route("/keys", get("hello").route_layer(other_key.layer()))
+        .route("/twice", get("hello").route_layer(outer.layer()))
         .layer(outer.layer());
-    for path in ["/layers", "/handler"] {
+    for (path, why) in [
+        ("/layers", "two policies of a request have the name"),
+        ("/handler", "two policies of a request have the name"),
+        ("/keys", "counts a request in two keys"),
+        ("/twice", "the middleware of one guard stands twice"),
+    ] {
         let response = ask(&app, path).await;
-        assert_eq!(response.status, 500);
-        assert!(response.body.contains("two policies of a request have the name"));
+        assert_eq!(response.status, 500, "{path}");
+        assert!(response.body.contains(why), "{path}: {}", response.body);
         outer.close().await;
         wait_until_used(&server, "requests:{192.0.2.1}", 0);
     }
+    let keys = [policy("a", "3/1h").key_text("b:c"), policy("a:b", "3/1h").key_text("c")];
+    let refusal = guard(&server, keys).take("acme", ()).await.unwrap_err();
+    assert!(refusal.to_string().contains("count a request in one key"), "{refusal}");
 }
 
 #[tokio::test]

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::future::ready;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
-use redis_rl_client::web::{Fail, Guard, Policies};
+use redis_rl_client::web::{Decision, Fail, Guard, Outage, Policies};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::limits::{guard, policy};
@@ -102,8 +101,7 @@ async fn a_handler_takes_and_settles_by_the_names_of_several_policies() {
         assert_eq!(guard.take("acme", [(&*requests, 1)]).await.unwrap_err().status(), 429, "500 tokens");
         guard.settle(&reserved, [(&*tokens, 420)]).await.expect("it is settled");
         let settled = &reserved;
-        let left: Vec<u64> =
-            settled.decision().expect("a decision").rows.iter().map(|row| row.remaining).collect();
+        let left: Vec<u64> = settled.policies().values().map(|figures| figures.remaining).collect();
         assert_eq!(left, [4, 580]);
         guard.settle(settled, [(&*tokens, 430)]).await.expect("it is settled");
         let policies = format!(r#""{requests}-1h";r=4;t=3600, "{tokens}-1h";r=570;t="#);
@@ -134,16 +132,16 @@ async fn a_refusal_of_one_of_several_policies_is_remembered_by_its_key() {
 }
 
 #[tokio::test]
-async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
+async fn every_refusal_is_told_also_if_it_is_remembered_or_leased() {
     let server = Server::start();
     let told = Arc::new(Mutex::new(Vec::new()));
     let policies = || policy("requests", "2/1h").key(|head| field(head, "client"));
     let hear = |guard: Guard| {
         let told = told.clone();
-        guard.on_decision(move |head, decision, policies| {
-            let names: Vec<String> = policies.iter().map(|policy| policy.name().to_owned()).collect();
-            let client = field(head, "client").expect("a client");
-            told.lock().expect("no panic").push((client, !decision.limited, names.join(" ")));
+        guard.on_limited(move |head, decision| {
+            let client = field(head?, "client")?;
+            told.lock().expect("no panic").push((client, decision.policies()["requests"].limited));
+            None
         })
     };
     let guards = [
@@ -155,71 +153,51 @@ async fn every_decision_is_told_also_if_it_is_remembered_or_leased() {
             let _ = guard.take(&head(&[("client", client)]), ()).await;
         }
         // One that no policy limits.
-        assert!(guard.take(&head(&[]), ()).await.expect("an admission").decision().is_none());
+        assert!(guard.take(&head(&[]), ()).await.expect("an admission").policies().is_empty());
         let told = std::mem::take(&mut *told.lock().expect("no panic"));
-        let expected =
-            [true, true, false, false].map(|allowed| (client.to_owned(), allowed, "requests".to_owned()));
-        assert_eq!(told, expected);
+        assert_eq!(told, [(client.to_owned(), true), (client.to_owned(), true)]);
     }
 }
 
 #[tokio::test]
-async fn while_redis_is_away_each_request_is_told_to_on_error_and_none_to_on_decision() {
+async fn a_server_that_is_silent_is_told_as_a_timeout_once() {
     let server = Server::start();
-    let errors = Arc::new(AtomicU64::new(0));
-    let counter = errors.clone();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
     let guard = guard(&server, policy("requests", "5/1h"))
-        .on_error(move |_| _ = counter.fetch_add(1, Ordering::Relaxed))
-        .on_decision(|_, _, _| panic!("nobody decides"));
-    drop(server);
-    for _ in 0..3 {
-        assert!(guard.take(&head(&[]), ()).await.expect("it passes").error().is_some());
-    }
-    assert_eq!(errors.load(Ordering::Relaxed), 3);
-}
-
-#[tokio::test]
-async fn a_server_that_is_silent_is_told_as_a_timeout() {
-    let server = Server::start();
-    let guard = guard(&server, policy("requests", "5/1h")).fail(Fail::Closed);
-    assert!(guard.take(&head(&[]), ()).await.is_ok());
+        .fail(Fail::Closed)
+        .timeout(Duration::from_millis(20))
+        .on_limited(|_, _| panic!("nobody decides"))
+        .on_outage(move |outage| match outage {
+            Outage::Begun(why) => hear.lock().expect("no panic").push(why.is_timeout()),
+            Outage::Ended(_) => {}
+        });
     server.freeze();
-    let refusal = guard.timeout(Duration::from_millis(20)).take(&head(&[]), ()).await.unwrap_err();
-    assert!(refusal.error().expect("an error").is_timeout());
-    assert!(refusal.decision().is_none());
+    for _ in 0..3 {
+        let refusal = guard.take(&head(&[]), ()).await.unwrap_err();
+        assert_eq!((refusal.status(), refusal.limited()), (StatusCode::SERVICE_UNAVAILABLE, false));
+    }
+    assert_eq!(*told.lock().expect("no panic"), [true]);
 }
 
 #[tokio::test]
 async fn the_application_answers_what_is_over_a_limit_and_the_fields_are_kept_unless_it_has_its_own() {
     let server = Server::start();
-    let layer = guard(&server, policy("requests", "0/1h")).on_limited(|head, decision, refusal| {
-        assert!(decision.limited);
+    let layer = guard(&server, policy("requests", "0/1h")).on_limited(|head, decision| {
+        assert!(decision.limited());
+        let method = head.map_or("nobody", |head| head.method.as_str());
         let own = Response::builder().status(StatusCode::IM_A_TEAPOT).header("ratelimit", "own");
-        own.body(format!("{} of {}", refusal.status(), head.method)).expect("a response")
+        own.body(format!("{} of {method}", decision.status())).ok()
     });
     let response = ask(&layer, request(&[])).await;
     assert_eq!((response.status(), &**response.body()), (StatusCode::IM_A_TEAPOT, "403 Forbidden of GET"));
     assert_eq!(text(&response, "ratelimit").as_deref(), Some("own"));
     assert_eq!(text(&response, "ratelimit-policy").as_deref(), Some(r#""requests-1h";q=0;w=3600"#));
     assert_eq!(text(&response, "content-type"), None);
-}
-
-#[tokio::test]
-async fn while_redis_is_away_the_application_answers_or_lets_pass() {
-    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).expect("a policy");
-    let layer = guard.on_away(|head, error| {
-        assert_eq!(error.detail(), Some("nobody answers"));
-        field(head, "strict").map(Response::new)
-    });
-    assert_eq!(ask(&layer, request(&[("strict", "closed")])).await.body(), "closed");
-    assert_eq!(ask(&layer, request(&[])).await.body(), "hello");
-}
-
-#[test]
-#[should_panic(expected = "fail and on_away are two answers to one question")]
-fn fail_and_on_away_exclude_one_another() {
-    let guard = Guard::new(Words::start().client(), policy("requests", "5/1h")).expect("a policy");
-    let _ = guard.fail(Fail::Open).on_away(|_, _| None);
+    // It answers what a handler asks for, too, also where no head is known.
+    let refusal = layer.take("acme", 1).await.unwrap_err();
+    assert_eq!(refusal.status(), StatusCode::IM_A_TEAPOT);
+    assert_eq!(Response::<String>::from(refusal).body(), "403 Forbidden of nobody");
 }
 
 #[tokio::test]
@@ -254,8 +232,7 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
         let policy = policy(&format!("requests-{index}"), "2/1m").lease(units);
         let guard = guard(&server, policy).remember(remember).clock(move || *clock.lock().expect("no panic"));
         for _ in 0..2 {
-            let admission = guard.take(&head(&[]), ()).await.expect("an admission");
-            assert_eq!(admission.decision().expect("a decision").at, noon());
+            assert!(guard.take(&head(&[]), ()).await.is_ok());
         }
         for (wait_ms, passes) in [(0, false), (59_999, false), (1, true)] {
             *now.lock().expect("no panic") += Duration::from_millis(wait_ms);
@@ -267,19 +244,20 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 
 /// As the README has it.
 fn counted(guard: Guard) -> Guard {
-    guard
-        .on_decision(|_head, decision, policies| {
-            let result = if decision.limited { "limited" } else { "allowed" };
-            for policy in policies {
-                let labels = [("policy", policy.name().to_owned()), ("result", result.to_owned())];
-                metrics::counter!("rate_limit_decisions_total", &labels).increment(1);
-            }
-        })
-        .on_error(|_error| metrics::counter!("rate_limit_errors_total").increment(1))
+    let refused = |_head: Option<&Parts>, decision: &Decision| {
+        for (policy, _) in decision.policies().into_iter().filter(|(_, figures)| figures.limited) {
+            metrics::counter!("rate_limit_refusals_total", "policy" => policy).increment(1);
+        }
+        None
+    };
+    guard.on_limited(refused).on_outage(|outage| {
+        let is_away = matches!(outage, Outage::Begun(_));
+        metrics::gauge!("rate_limit_away").set(if is_away { 1.0 } else { 0.0 });
+    })
 }
 
 #[tokio::test]
-async fn the_recipe_counts_decisions_and_errors() {
+async fn the_recipe_counts_refusals_and_tells_of_outages() {
     let source = include_str!("policies.rs").split_once("/// As the README has it.\n").expect("the recipe").1;
     let recipe = source.split_once("\n}\n").expect("its end").0;
     assert!(include_str!("../recipes.md").contains(recipe), "the README has another one");
@@ -288,7 +266,8 @@ async fn the_recipe_counts_decisions_and_errors() {
     let counts = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start();
-    let guard = counted(guard(&server, policy("requests", "2/1h")));
+    let policies = [policy("requests", "2/1h"), policy("trial", "1/1h").dry_run(true)];
+    let guard = counted(guard(&server, policies));
     for _ in 0..3 {
         let _ = guard.take(&head(&[]), ()).await;
     }
@@ -305,9 +284,9 @@ async fn the_recipe_counts_decisions_and_errors() {
         .collect();
     seen.sort();
     let expected = [
-        "rate_limit_decisions_total requests allowed Counter(2)",
-        "rate_limit_decisions_total requests limited Counter(1)",
-        "rate_limit_errors_total  Counter(1)",
+        "rate_limit_away  Gauge(1.0)",
+        "rate_limit_refusals_total requests Counter(1)",
+        "rate_limit_refusals_total trial Counter(2)",
     ];
     assert_eq!(seen, expected);
 }

@@ -1,7 +1,7 @@
 //! Replies as a server of another version, or no such server at all, might send them.
 
 use redis::{FromRedisValue, Value};
-use redis_rl_client::{Algorithm, Decision, Info, Verdict};
+use redis_rl_client::{Algorithm, Info, Verdict, Verdicts};
 
 fn integers(integers: &[i64]) -> Value {
     Value::Array(integers.iter().copied().map(Value::Int).collect())
@@ -39,11 +39,11 @@ fn what_is_no_decision_is_an_error() {
     let row = || integers(&[0, 5, 4, -1, 0]);
     let decision =
         |at, row| Value::Array(vec![Value::Int(0), Value::Int(-1), Value::Int(at), Value::Array(vec![row])]);
-    assert!(Decision::from_redis_value(decision(i64::MAX, row())).is_ok());
+    assert!(Verdicts::from_redis_value(decision(i64::MAX, row())).is_ok());
     let replies =
         [Value::Nil, row(), decision(-1, row()), decision(0, Value::Nil), decision(0, integers(&[0]))];
     for reply in replies {
-        assert!(Decision::from_redis_value(reply.clone()).is_err(), "{reply:?}");
+        assert!(Verdicts::from_redis_value(reply.clone()).is_err(), "{reply:?}");
     }
 }
 

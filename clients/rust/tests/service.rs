@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::server::{Cluster, PATIENCE, Server, table};
 use axum::http::request::Parts;
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, Refusal, Reservation};
+use redis_rl_client::web::{Decision, Fail, Guard, Policies, Policy, Refusal};
 use redis_rl_client::{Algorithm, Invalid, MemoryLimiter, Redis};
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -87,10 +87,11 @@ impl Limits {
         let guard = Guard::new(redis, by_plan)?
             .fail(fail)
             .clock(move || UNIX_EPOCH + Duration::from_millis(clock.load(Ordering::Relaxed)))
-            .on_decision(move |_, decision, policies| {
-                let names: Vec<&str> = policies.iter().map(Policy::name).collect();
-                let result = if decision.limited { "limited" } else { "allowed" };
-                hear.lock().expect("no panic").push(format!("{}: {result}", names.join(", ")));
+            .on_limited(move |_, decision| {
+                let policies = decision.policies().into_iter();
+                let refusing = policies.filter(|(_, figures)| figures.limited).map(|(name, _)| name);
+                hear.lock().expect("no panic").extend(refusing);
+                None
             });
         let export = Policy::new("export", "10/m")?.cost_with(|head| number(head, "rows"));
         let tokens = Policy::new("tokens", "1000/h")?.unit("tokens").cost(200).algorithm(Algorithm::Fixed);
@@ -121,7 +122,7 @@ mod in_axum {
 
     async fn generate(
         State(limits): State<Limits>,
-        reserved: Reservation,
+        reserved: Decision,
         head: Parts,
     ) -> Result<&'static str, Refusal> {
         limits.guard.settle(&reserved, [("tokens", number(&head, "used"))]).await?;
@@ -175,7 +176,7 @@ mod in_actix {
 
     async fn generate(
         limits: web::Data<Limits>,
-        reserved: Reservation,
+        reserved: Decision,
         request: HttpRequest,
     ) -> Result<&'static str, Refusal> {
         let used = request.query_string().trim_start_matches("used=").parse().expect("a number");

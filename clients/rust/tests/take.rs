@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
 use axum::http::HeaderMap;
 use axum::routing::get;
-use redis_rl_client::web::{Fail, Guard, Policy, Reservation, client_address};
+use redis_rl_client::web::{Decision, Fail, Guard, Outage, Policy, client_address};
 use redis_rl_client::{Algorithm, MemoryLimiter, Quota, RlCommands, Take};
 
 use crate::limits::{Warnings, ask, guard, policy};
@@ -75,7 +75,7 @@ async fn a_reservation_of_leased_units_is_settled_as_of_when_they_were_counted()
     for _ in 0..10 {
         reserved.push(guard.take("a", 5).await.expect("an admission"));
     }
-    let counted = reserved.last().and_then(|admission| admission.decision()).expect("a decision").at;
+    let counted = SystemTime::now();
     server.wait_until_after(counted);
     let hourly = Quota::per_hour(1_000);
     let others = server.connect().rl_log("tokens:a", hourly, Take::cost(7).partial()).expect("a verdict");
@@ -137,7 +137,8 @@ async fn a_server_that_answers_errors_is_away_and_the_log_says_what_to_do_about_
         let told = Arc::new(Mutex::new(Vec::new()));
         let hear = told.clone();
         let guard = guard(&server, policy("requests", "5/1h")).fail(fail);
-        let guard = guard.on_outage(move |error| hear.lock().expect("no panic").push(error.is_some()));
+        let guard = guard
+            .on_outage(move |outage| hear.lock().expect("no panic").push(matches!(outage, Outage::Begun(_))));
         for request in 0..7 {
             assert_eq!(guard.take("a", 1).await.is_ok(), request < passing);
         }
@@ -199,9 +200,26 @@ async fn a_redis_that_answers_an_error_is_away() {
     }
 }
 
+#[tokio::test]
+async fn an_error_that_is_no_outage_is_logged_at_most_once_a_second() {
+    let server = Server::start();
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let _: () = server.call("SET requests:a text");
+    let guard = guard(&server, policy("requests", "5/1h"))
+        .on_limited(|_, _| panic!("nothing is decided"))
+        .on_outage(|_| panic!("Redis is not away"));
+    for _ in 0..3 {
+        assert!(guard.take("a", 1).await.expect("it passes").policies().is_empty());
+    }
+    let warnings = warnings.told();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("Redis does not decide: ") && warning.contains("WRONGTYPE"), "{warning}");
+}
+
 /// Units that are left after a request.
-fn left(reserved: &Reservation) -> Option<u64> {
-    reserved.decision().map(|decision| decision.rows[0].remaining)
+fn left(reserved: &Decision) -> Option<u64> {
+    reserved.policies().values().next().map(|figures| figures.remaining)
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
 use redis_rl_client::Redis;
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, Reservation, client_address};
+use redis_rl_client::web::{Fail, Guard, Policies, Policy, Decision, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,7 +22,7 @@ fn account(head: &Parts, proxies: usize) -> String {
 
 async fn generate(
     State(tokens): State<Guard>,
-    request: Reservation,
+    request: Decision,
     text: String,
 ) -> Result<Response, Response> {
     if text.is_empty() {

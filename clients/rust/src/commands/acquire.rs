@@ -12,7 +12,7 @@ use {redis::RedisError, tokio::runtime::Handle, tokio::sync::oneshot};
 use super::clock::{Clock, Time};
 use super::cmd;
 use super::quota::Quota;
-use super::reply::{Decision, Verdict};
+use super::reply::{Verdict, Verdicts};
 use super::request::{Algorithm, All, Take, write_at};
 
 /// How many units to wait for, and how long. A number converts into a cost without a timeout.
@@ -163,7 +163,7 @@ fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
     if cost == 1 {
         return Ok(Verdict::from_redis_value(reply)?);
     }
-    let verdict = Decision::from_redis_value(reply)?.tightest();
+    let verdict = Verdicts::from_redis_value(reply)?.tightest();
     let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
     Ok(Verdict { taken: Some(if verdict.limited { 0 } else { cost }), ..verdict })
 }

@@ -53,7 +53,7 @@ pub fn peek(key: impl ToSingleRedisArg, quotas: impl AsRef<[Quota]>, take: impl 
     keyed("RL.PEEK", key).arg(quotas.as_ref()).arg(take.into()).take()
 }
 
-/// `RL.ALL`, answered by a [`Decision`](crate::Decision).
+/// `RL.ALL`, answered by a [`Verdicts`](crate::Verdicts).
 #[must_use]
 pub fn all(request: &All) -> Cmd {
     request.cmd()

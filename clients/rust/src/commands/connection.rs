@@ -5,7 +5,7 @@ use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind,
 use super::acquire::{Acquire, Asked};
 use super::cmd;
 use super::quota::Quota;
-use super::reply::{Decision, Info, Verdict};
+use super::reply::{Info, Verdict, Verdicts};
 use super::request::{Algorithm, All, Take};
 
 /// The methods of both traits.
@@ -25,7 +25,7 @@ macro_rules! commands {
         }
         commands! { $way
             /// Takes units of several keys in one step, of all or of none.
-            rl_all = all(request: &All) -> Decision;
+            rl_all = all(request: &All) -> Verdicts;
             /// Shows what a key holds. `None` if there is no such key.
             rl_info = info(key: impl ToSingleRedisArg) -> Option<Info>;
             /// Forgets what a key holds. Returns whether there was such a key.

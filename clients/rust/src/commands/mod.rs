@@ -16,6 +16,6 @@ pub use connection::RlCommands;
 pub(crate) use connection::explained;
 pub use quota::{Invalid, Quota, Quotas};
 pub(crate) use quota::{MAX_LIMIT, check};
-pub use reply::{Decision, Info, Verdict, WindowInfo};
+pub use reply::{Info, Verdict, Verdicts, WindowInfo};
 pub(crate) use request::MAX_COST;
 pub use request::{Algorithm, All, Take, slot};

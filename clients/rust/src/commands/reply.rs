@@ -51,9 +51,9 @@ impl FromRedisValue for Verdict {
     }
 }
 
-/// The decision on a request for several keys or quotas.
+/// The verdicts on a request for several keys or quotas, which are one decision.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Decision {
+pub struct Verdicts {
     /// Whether any quota refuses. If so nothing was counted, unless by [`force`](crate::All::force).
     pub limited: bool,
     /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps.
@@ -64,7 +64,7 @@ pub struct Decision {
     pub rows: Vec<Verdict>,
 }
 
-impl Decision {
+impl Verdicts {
     /// The verdict that the command for a single key would reply.
     pub(crate) fn tightest(&self) -> Option<Verdict> {
         let rows = self.rows.iter().filter(|row| row.limited == self.limited);
@@ -78,10 +78,10 @@ impl Decision {
     }
 }
 
-impl FromRedisValue for Decision {
-    fn from_redis_value(value: Value) -> Result<Decision, ParsingError> {
+impl FromRedisValue for Verdicts {
+    fn from_redis_value(value: Value) -> Result<Verdicts, ParsingError> {
         let (limited, retry_after_ms, at_ms, rows) = from_redis_value(value)?;
-        Ok(Decision { limited: flag(limited)?, retry_after: wait(retry_after_ms)?, at: time(at_ms)?, rows })
+        Ok(Verdicts { limited: flag(limited)?, retry_after: wait(retry_after_ms)?, at: time(at_ms)?, rows })
     }
 }
 

@@ -11,7 +11,7 @@ use actix_web::{Error, FromRequest, HttpMessage, HttpRequest, HttpResponse, Resp
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Response};
 
-use crate::guard::{Guard, Pattern, Refusal, Refused, Requester, Reservation};
+use crate::guard::{Decision, Guard, Pattern, Refusal, Refused, Requester};
 
 /// A response of the service or of a limit.
 type Answered<B> = ServiceResponse<EitherBody<B>>;
@@ -77,7 +77,7 @@ fn head(request: &HttpRequest) -> Parts {
     }
     let extensions = request.extensions();
     head.extensions = extensions.get::<Extensions>().cloned().unwrap_or_default();
-    extensions.get::<Reservation>().cloned().map(|reservation| head.extensions.insert(reservation));
+    extensions.get::<Decision>().cloned().map(|decision| head.extensions.insert(decision));
     request.peer_addr().map(|peer| head.extensions.insert(peer));
     request.match_pattern().map(|pattern| head.extensions.insert(Pattern(pattern)));
     head
@@ -111,9 +111,9 @@ impl ResponseError for Refusal {
     }
 }
 
-impl FromRequest for Reservation {
+impl FromRequest for Decision {
     type Error = Refusal;
-    type Future = Ready<Result<Reservation, Refusal>>;
+    type Future = Ready<Result<Decision, Refusal>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         ready(request.extensions().get().cloned().ok_or_else(Refusal::of_no_limit))

@@ -4,7 +4,7 @@ use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use crate::guard::{Refusal, Reservation};
+use crate::guard::{Decision, Refusal};
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -12,10 +12,10 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for Reservation {
+impl<S: Sync> FromRequestParts<S> for Decision {
     type Rejection = Refusal;
 
-    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Reservation, Refusal> {
-        Reservation::of(&head.extensions).ok_or_else(Refusal::of_no_limit)
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Decision, Refusal> {
+        Decision::of(&head.extensions).ok_or_else(Refusal::of_no_limit)
     }
 }

@@ -1,21 +1,51 @@
-//! The header fields that tell a client of a decision.
+//! What tells of a decision: figures, and header fields.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::policy::Policy;
-use crate::commands::{Quota, Verdict};
+use crate::commands::{Quota, Verdict, Verdicts};
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// A policy and its figures: one row for each quota, or the tightest quota alone if the decision came from a lease.
+/// The figures of a policy: of its quota that refuses with the longest wait, or else has the fewest units left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Figures {
+    /// Whether it refuses the request.
+    pub limited: bool,
+    /// The limit of the quota.
+    pub limit: u64,
+    /// Units that are left of it.
+    pub remaining: u64,
+    /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps.
+    pub retry_after: Option<Duration>,
+    /// After this time the whole limit is available again, if no other request comes.
+    pub reset_after: Duration,
+}
+
+impl Figures {
+    /// Those of the quotas in these rows, if there are any.
+    pub(crate) fn of(rows: Vec<Verdict>) -> Option<Figures> {
+        let limited = rows.iter().any(|row| row.limited);
+        let Verdict { limit, remaining, retry_after, reset_after, .. } =
+            Verdicts { limited, retry_after: None, at: UNIX_EPOCH, rows }.tightest()?;
+        Some(Figures { limited, limit, remaining, retry_after, reset_after })
+    }
+}
+
+/// A policy and its rows: one for each quota, or the tightest quota alone if the decision came from a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub policy: Policy,
     pub rows: Vec<Verdict>,
+    /// Since when they are known.
+    pub since: Instant,
+    /// The units that go back, since the request is refused.
+    pub back: u64,
 }
 
 /// The names of the items of `ratelimit` that refuse the request.
@@ -40,7 +70,7 @@ impl Item<'_> {
 
 /// Each quota with its figures, if they are known. A single row of a lease belongs to the quota with its limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    told.iter().flat_map(|Told { policy, rows }| {
+    told.iter().flat_map(|Told { policy, rows, .. }| {
         let has_all = rows.len() == policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);

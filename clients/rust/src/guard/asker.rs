@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Announcer, Node, Nodes, NotAsked};
-use crate::commands::{Clock, Decision, Time, Verdict, explained};
+use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
 use crate::lines::{ENDED, NO_RUNTIME, Redis, io_error, is_away, misused, runtime as runtime_with_timers};
 use crate::locked;
@@ -138,6 +138,23 @@ impl Asker {
         }
     }
 
+    /// What each quota of each share would decide, asked in one write. Nothing is counted.
+    #[cfg(feature = "web")]
+    pub async fn peek(&self, shares: &[Share]) -> RedisResult<Vec<Vec<Verdict>>> {
+        let look = |(share, quota): (&Share, Quota)| {
+            let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
+            let command = Command::peek(Share { rules: rules.into(), ..share.clone() });
+            async move {
+                let reply = self.ask(&command).await.and_then(|reply| command.read(reply));
+                reply.map(|verdicts| verdicts.rows[0]).map_err(explained)
+            }
+        };
+        let quotas =
+            shares.iter().flat_map(|share| share.rules.quotas.iter().map(move |quota| (share, *quota)));
+        let mut rows = in_order(quotas.map(look).collect()).await.into_iter();
+        shares.iter().map(|share| rows.by_ref().take(share.rules.quotas.len()).collect()).collect()
+    }
+
     /// Gives back all leases, and waits for the replies that are due, at most [`CLOSING`] timeouts.
     pub async fn close(&self) {
         let step = {
@@ -191,15 +208,12 @@ impl Asker {
             in_flight.for_each(|mut sent| sent.replied(Err(misused(NO_RUNTIME))));
             return None;
         };
-        let mut sent: Vec<_> = in_flight.map(|sent| Box::pin(sent.send())).collect();
+        let mut sent: Vec<_> = in_flight.map(InFlight::send).collect();
         match sent.len() {
             0 => None,
             1 => sent.pop().map(|sent| runtime.spawn(sent)),
-            // One task polls them in order: what is left of a lease must reach the server before the next lease is asked for.
-            _ => Some(runtime.spawn(poll_fn(move |context| {
-                sent.retain_mut(|sent| sent.as_mut().poll(context).is_pending());
-                if sent.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-            }))),
+            // What is left of a lease must reach the server before the next lease is asked for.
+            _ => Some(runtime.spawn(async { _ = in_order(sent).await })),
         }
     }
 
@@ -287,6 +301,21 @@ impl State {
     }
 }
 
+/// What all of them return. They are polled in this order, so commands leave in it, and in one write.
+async fn in_order<F: Future>(all: Vec<F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = all.into_iter().map(|one| (Box::pin(one), None)).collect();
+    poll_fn(|context| {
+        for (one, output) in all.iter_mut().filter(|(_, output)| output.is_none()) {
+            if let Poll::Ready(ready) = one.as_mut().poll(context) {
+                *output = Some(ready);
+            }
+        }
+        if all.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, output)| output).collect()
+}
+
 /// A request that may be settled or given back. If it is dropped before [`keep`](Held::keep), what it took goes back.
 pub(crate) struct Held {
     asker: Asker,
@@ -349,7 +378,7 @@ impl InFlight {
         self.replied(reply.map_err(explained));
     }
 
-    fn replied(&mut self, reply: Result<Decision, RedisError>) {
+    fn replied(&mut self, reply: Result<Verdicts, RedisError>) {
         self.is_replied = true;
         if self.command.awaits_reply() {
             let step = self.asker.state().keys.reply(self.asker.now(), &self.command, reply);

@@ -12,8 +12,17 @@ use crate::locked;
 
 /// A node of a cluster; `None` is the only server, or a cluster whose slots are not known yet.
 pub(crate) type Node = Option<Address>;
-/// Gets the error when an outage begins, and `None` when Redis decides again.
-pub(crate) type OnOutage = dyn Fn(Option<&RedisError>) + Send + Sync;
+pub(crate) type OnOutage = dyn Fn(Outage<'_>) + Send + Sync;
+
+/// What [`on_outage`](crate::web::Guard::on_outage) is told: that Redis, or a node of a cluster, is away from now on, or decides
+/// again. Both have the error that made it count as away.
+#[derive(Clone, Copy, Debug)]
+pub enum Outage<'a> {
+    /// It is away.
+    Begun(&'a RedisError),
+    /// It decides again.
+    Ended(&'a RedisError),
+}
 
 /// The nodes that are away now.
 pub(crate) struct Nodes {
@@ -73,7 +82,7 @@ impl Nodes {
             away.failed(self.now())
         };
         if is_news {
-            self.announcer().tell(node, Some(why));
+            self.announcer().tell(node, Outage::Begun(why));
         }
     }
 
@@ -94,23 +103,23 @@ impl Nodes {
 
     /// A node is back, or the key that found it away is on another by now.
     pub fn back(&self, node: &Node) {
-        let was_away = locked(&self.away).remove(node).is_some();
-        if was_away {
-            self.announcer().tell(node, None);
+        let was_away = locked(&self.away).remove(node);
+        if let Some((_, why)) = was_away {
+            self.announcer().tell(node, Outage::Ended(&why));
         }
     }
 }
 
 impl Announcer {
-    /// Tells once why a node is away, and once, with `None`, that it is back.
-    fn tell(&self, node: &Node, why: Option<&RedisError>) {
+    /// Tells once that a node is away, and once that it is back.
+    fn tell(&self, node: &Node, outage: Outage<'_>) {
         #[cfg(feature = "web")]
         {
             let redis =
                 node.as_ref().map_or_else(|| "Redis".to_owned(), |(host, port)| format!("{host}:{port}"));
-            match why {
-                None => tracing::warn!("{redis} decides again"),
-                Some(why) => {
+            match outage {
+                Outage::Ended(_) => tracing::warn!("{redis} decides again"),
+                Outage::Begun(why) => {
                     let begins = if self.is_local { "limits are local: " } else { "" };
                     let help = crate::lines::known(why).map(|known| format!("{}: ", known.log));
                     // The server quotes the arguments of an unknown command. The key of a user is among them.
@@ -122,7 +131,7 @@ impl Announcer {
         }
         let _ = node;
         if let Some(tell) = &self.on_outage {
-            tell(why);
+            tell(outage);
         }
     }
 }

@@ -4,37 +4,44 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::asker::{Asker, AskerSettings, Held};
+use super::answer::Figures;
+use super::asker::{Asker, AskerSettings};
+use super::away::Outage;
 use super::client::{UNKNOWN, client_address, peer, route};
+use super::decision::{Asked, Client, Decision, Part};
+use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
-use super::policy::{Key, KeyOf, Policy};
-use super::refusal::{Refusal, Refused};
-use super::reservation::{Client, Costs, Part, Requester, Reservation};
-use super::teller::Teller;
-use crate::commands::{Clock, Decision, Invalid, MAX_COST, Quotas};
+use super::policy::{Key, KeyOf, Policy, check_name};
+use super::refusal::Refusal;
+use super::requester::{Costs, Requester};
+use crate::commands::{Clock, Invalid, MAX_COST, Quotas, Verdict};
 use crate::keys::{Answer, Share};
-use crate::lines::{Redis, is_misused};
+use crate::lines::{Redis, is_away, is_misused};
 use crate::locked;
 
 /// The log tells this many different mistakes, so that memory is bounded.
 const MISTAKES: usize = 100;
+/// How often it tells of requests that failed.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Limits the requests of a service by policies, on connections of its own. Clones share them.
 ///
 /// It makes middleware for tower ([`layer`](Guard::layer)) and actix-web (`middleware`). [`limit`](Guard::limit) makes a guard
-/// for a route. A handler decides by [`take`](Guard::take), and corrects costs by [`settle`](Guard::settle).
+/// for a route. A handler decides by [`take`](Guard::take), looks by [`peek`](Guard::peek), corrects costs by
+/// [`settle`](Guard::settle), and holds a place by [`hold`](Guard::hold).
 #[derive(Clone)]
 #[must_use]
 pub struct Guard {
     asker: Asker,
     /// Decides while Redis is away, with [`Fail::Local`].
     local: Asker,
+    places: Places,
     policies: Policies,
     /// The first route on which a policy without a name was met.
     stands: Arc<OnceLock<String>>,
@@ -49,19 +56,14 @@ struct Settings {
     proxies: usize,
     prefix: String,
     fail: Option<Fail>,
-    on_decision: Option<OnDecision>,
     on_limited: Option<OnLimited>,
-    on_away: Option<OnAway>,
-    teller: Teller,
+    /// Requests that failed since the log told of one, and when it did.
+    failed: Arc<Mutex<(u64, Option<Instant>)>>,
     /// Mistakes that the log has told.
     mistakes: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Policies that are decided together: each with its client, and the shares to ask for.
-type Group = (Vec<(Policy, Client)>, Vec<Share>);
-type OnDecision = Arc<dyn Fn(&Parts, &Decision, &[Policy]) + Send + Sync>;
-type OnLimited = Arc<dyn Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync>;
-type OnAway = Arc<dyn Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync>;
+type OnLimited = Arc<dyn Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync>;
 
 /// What happens to requests while Redis is away: no connection, no reply in time, or an error reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -98,6 +100,20 @@ impl Settings {
             tracing::warn!("{mistake}");
         }
     }
+
+    /// Warns at most once a second of requests that Redis did not decide. That it is away is told by
+    /// [`Nodes`](super::away::Nodes).
+    fn tell_failed(&self, error: &RedisError) {
+        if is_away(error) {
+            return;
+        }
+        let (requests, warned) = &mut *locked(&self.failed);
+        *requests += 1;
+        if warned.is_none_or(|warned| warned.elapsed() >= INTERVAL) {
+            tracing::warn!("Redis does not decide: {error} (requests: {requests})");
+            (*requests, *warned) = (0, Some(Instant::now()));
+        }
+    }
 }
 
 /// The refusal by a limit that its route cannot name. It tells which code to write.
@@ -132,8 +148,8 @@ impl Guard {
     {
         let policies = policies.try_into()?.or_named("requests").checked()?;
         let asker = Asker::new(client.into());
-        let (local, stands) = (asker.in_memory(), Arc::default());
-        Ok(Guard { asker, local, policies, stands, settings: Arc::default() })
+        let (local, places) = (asker.in_memory(), Places::new(asker.redis().clone()).by(asker.clone()));
+        Ok(Guard { asker, local, places, policies, stands: Arc::default(), settings: Arc::default() })
     }
 
     /// A guard with other policies and the same settings, for a route or a handler. It shares the connections, the leases
@@ -170,7 +186,7 @@ impl Guard {
     /// Starts over: leases and remembered refusals belong to the old settings.
     fn anew(self, change: impl FnOnce(&mut AskerSettings)) -> Guard {
         let asker = self.asker.with(change);
-        Guard { local: asker.in_memory(), asker, ..self }
+        Guard { local: asker.in_memory(), places: self.places.by(asker.clone()), asker, ..self }
     }
 
     /// The key of a request by its head, for policies without a key of their own. With `None` they do not limit the request.
@@ -215,71 +231,43 @@ impl Guard {
     }
 
     /// What happens to requests while Redis is away.
-    ///
-    /// # Panics
-    ///
-    /// If [`on_away`](Guard::on_away) is set.
     pub fn fail(self, fail: Fail) -> Guard {
-        let guard = self.with(|settings| settings.fail = Some(fail)).with_one_answer_to_away();
-        guard.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
-        guard
+        self.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
+        self.with(|settings| settings.fail = Some(fail))
     }
 
-    /// Gets the error when Redis, or a node of a cluster, is away from now on, and `None` when it decides again. The log tells
-    /// it too.
-    pub fn on_outage(self, tell: impl Fn(Option<&RedisError>) + Send + Sync + 'static) -> Guard {
+    /// How [`hold`](Guard::hold) holds places: `guard.places(|places| places.timeout(Duration::from_secs(5)))`.
+    pub fn places(self, options: impl FnOnce(Places) -> Places) -> Guard {
+        Guard { places: options(self.places.clone()).by(self.asker.clone()), ..self }
+    }
+
+    /// Gets told when Redis, or a node of a cluster, is away from now on, and when it decides again. The log tells it too.
+    pub fn on_outage(self, tell: impl Fn(Outage<'_>) + Send + Sync + 'static) -> Guard {
         self.asker.nodes().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
         self
     }
 
-    /// Answers a request while Redis is away, or with `None` lets it pass.
+    /// Gets each decision by which a policy refuses, remembered ones too, and the head of the request if that is known. It may
+    /// return the answer, in place of problem details with status 429 or 403. The header fields of the refusal are added where
+    /// the answer lacks them.
     ///
-    /// # Panics
-    ///
-    /// If [`fail`](Guard::fail) is set.
-    pub fn on_away(
-        self,
-        answer: impl Fn(&Parts, &RedisError) -> Option<Response<String>> + Send + Sync + 'static,
-    ) -> Guard {
-        self.with(|settings| settings.on_away = Some(Arc::new(answer))).with_one_answer_to_away()
-    }
-
-    fn with_one_answer_to_away(self) -> Guard {
-        let Settings { fail, on_away, .. } = &*self.settings;
-        assert!(fail.is_none() || on_away.is_none(), "fail and on_away are two answers to one question");
-        self
-    }
-
-    /// Answers a request that is over a limit, in place of 429 or 403 with problem details. The header fields of the refusal
-    /// are added where the answer lacks them.
+    /// If [dry runs](Policy::dry_run) alone refuse, the decision is [allowed](Decision::allowed), and what is returned is
+    /// ignored.
     ///
     /// ```
     /// # use redis_rl_client::web::Guard;
     /// # fn page(guard: Guard) -> Guard {
-    /// guard.on_limited(|_head, _decision, refusal| {
-    ///     let page = http::Response::builder().status(refusal.status()).header("content-type", "text/html");
-    ///     page.body("<h1>Too fast</h1>".to_owned()).expect("a response")
+    /// guard.on_limited(|_head, decision| {
+    ///     let page = http::Response::builder().status(decision.status()).header("content-type", "text/html");
+    ///     page.body("<h1>Too fast</h1>".to_owned()).ok()
     /// })
     /// # }
     /// ```
     pub fn on_limited(
         self,
-        answer: impl Fn(&Parts, &Decision, Refusal) -> Response<String> + Send + Sync + 'static,
+        answer: impl Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync + 'static,
     ) -> Guard {
         self.with(|settings| settings.on_limited = Some(Arc::new(answer)))
-    }
-
-    /// Gets each decision on a request with a head, remembered and leased ones too, and the policies that took part.
-    ///
-    /// The decision has a row for each quota of each policy. A [dry run](Policy::dry_run) is a decision of its own.
-    pub fn on_decision(self, tell: impl Fn(&Parts, &Decision, &[Policy]) + Send + Sync + 'static) -> Guard {
-        self.with(|settings| settings.on_decision = Some(Arc::new(tell)))
-    }
-
-    /// Gets the error of each request that Redis did not decide. If this is not set, the log tells those that do not mean that
-    /// Redis is away, at most once a second.
-    pub fn on_error(self, tell: impl Fn(&RedisError) + Send + Sync + 'static) -> Guard {
-        self.with(|settings| settings.teller.on_error = Some(Arc::new(tell)))
     }
 
     /// Gives back all leases. If Redis is silent this ends after 5 timeouts.
@@ -288,51 +276,145 @@ impl Guard {
         self.local.close().await;
     }
 
-    /// Takes units of all policies for a request, or of none. `request` is its head, its [`Reservation`], or the key of a
-    /// client.
+    /// Takes units of all policies for a request, or of none. `request` is its head, its [`Decision`], or the key of a client.
     ///
-    /// The cost is a number for each policy, numbers by name such as `[("requests", 1), ("tokens", 500)]`, or `()` for the
-    /// costs that the policies have.
+    /// The cost is a number if there is a single policy, numbers by name such as `[("requests", 1), ("tokens", 500)]`, or `()`
+    /// for the costs that the policies have, as it is for those that are not named. A policy that the request has met before
+    /// adds up.
     ///
     /// # Errors
     ///
-    /// If a limit refuses. If the [`Refusal`] is the answer to the request, what limits further out took for it goes back. A
-    /// negative cost is refused with 500, as it would give back units of other requests; so is a request without a head if
-    /// the policies or their costs depend on it.
+    /// If a limit refuses. If the [`Refusal`] is the answer to the request, what limits further out took for it goes back,
+    /// unless an earlier `take` was granted: what that took has been used. A name of no policy and a negative cost, which would
+    /// give back units of other requests, are refused with 500; so is a request without a head if the policies or their costs
+    /// depend on it.
     pub async fn take(
         &self,
         request: impl Into<Requester<'_>>,
         costs: impl Into<Costs>,
-    ) -> Result<Reservation, Refusal> {
-        self.told(self.take_by(request.into(), costs.into()).await)
+    ) -> Result<Decision, Refusal> {
+        self.told(self.take_by(&request.into(), &costs.into(), true).await)
     }
 
-    async fn take_by(&self, request: Requester<'_>, costs: Costs) -> Result<Reservation, Refusal> {
-        let (outer, head) = (request.reservation(), request.head());
+    async fn take_by(
+        &self,
+        request: &Requester<'_>,
+        costs: &Costs,
+        is_by_hand: bool,
+    ) -> Result<Decision, Refusal> {
+        let (outer, groups) = self.groups(request, costs).await?;
+        outer.meet(groups.iter().flatten())?;
+        let parts = self.ask(groups, request.head(), &outer).await?;
+        outer.add(parts, is_by_hand);
+        Ok(outer)
+    }
+
+    /// What [`take`](Guard::take) would decide by the costs that the policies have. It counts nothing and calls no hook. Units
+    /// that are leased show as used. While Redis is away and `fail` is not local, the decision has no figures.
+    ///
+    /// # Errors
+    ///
+    /// After a mistake of the application, as in [`take`](Guard::take). A limit that would refuse is no error.
+    pub async fn peek(&self, request: impl Into<Requester<'_>>) -> Result<Decision, Refusal> {
+        self.told(self.peek_by(&request.into()).await)
+    }
+
+    async fn peek_by(&self, request: &Requester<'_>) -> Result<Decision, Refusal> {
+        let (outer, groups) = self.groups(request, &Costs::default()).await?;
+        let shares: Vec<Share> = groups.iter().flatten().map(|asked| asked.share.clone()).collect();
+        let looked = self.asker.peek(&shares).await;
+        let mut looked =
+            self.or_local(looked, async |local| local.peek(&shares).await).await?.map(Vec::into_iter);
+        let parts = groups.into_iter().map(|asked| {
+            let answer = match &mut looked {
+                Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
+                Err(error) => Err(error.clone()),
+            };
+            Arc::new(Part::new(asked, None, answer))
+        });
+        Ok(outer.telling(parts.collect()))
+    }
+
+    /// Holds one of `n` places of the client of a request, until that is released or dropped: see [`Places`]. Its key is
+    /// `name:key`, by the key, the prefix and `fail` of this guard. While Redis is away and `fail` is open, the [`Hold`] is
+    /// without a place.
+    ///
+    /// # Errors
+    ///
+    /// If all places are taken, by a [`Refusal`] with status 429, or as in [`take`](Guard::take).
+    pub async fn hold(&self, request: impl Into<Requester<'_>>, name: &str, n: u64) -> Result<Hold, Refusal> {
+        self.told(self.hold_by(&request.into(), name, n).await)
+    }
+
+    async fn hold_by(&self, request: &Requester<'_>, name: &str, n: u64) -> Result<Hold, Refusal> {
+        check_name(name)?;
+        let outer = request.decision();
+        let Some(client) = self.client(None, request, &outer)? else { return Ok(Hold::without_place()) };
+        let key = self.stored(name, &client);
+        if outer.counts_in(&key) {
+            return Err(Refusal::misused(&format!(
+                "a policy counts in the key of the places {name:?}: rename one"
+            )));
+        }
+        let held = self.places.hold(&key, n).await;
+        let local = async |local: &Asker| self.places.by(local.clone()).hold(&key, n).await;
+        match self.or_local(held, local).await? {
+            Ok(Some(hold)) => Ok(hold),
+            Ok(None) => {
+                let (limited, reset_after) = (true, self.places.ttl);
+                let figures = Figures { limited, limit: n, remaining: 0, retry_after: None, reset_after };
+                let decision = outer.without_place(name, figures);
+                Err(Refusal::by(&decision, self.refused(request.head(), &decision)))
+            }
+            Err(error) if self.settings.fail == Some(Fail::Closed) => Err(Refusal::away(error)),
+            Err(_) => Ok(Hold::without_place()),
+        }
+    }
+
+    /// Has this process answer in place of Redis, if that does not and `fail` is local. A mistake of the application is a
+    /// refusal.
+    async fn or_local<T>(
+        &self,
+        answered: RedisResult<T>,
+        ask: impl AsyncFnOnce(&Asker) -> RedisResult<T>,
+    ) -> Result<RedisResult<T>, Refusal> {
+        match answered {
+            Err(mistake) if is_misused(&mistake) => {
+                Err(Refusal::misused(mistake.detail().unwrap_or_default()))
+            }
+            Err(error) => {
+                self.settings.tell_failed(&error);
+                let is_local = self.settings.fail == Some(Fail::Local);
+                Ok(if is_local { ask(&self.local).await } else { Err(error) })
+            }
+            answered => Ok(answered),
+        }
+    }
+
+    /// What a request asks for: what is decided together, and each dry run, which could refuse the others there.
+    async fn groups(
+        &self,
+        request: &Requester<'_>,
+        costs: &Costs,
+    ) -> Result<(Decision, Vec<Vec<Asked>>), Refusal> {
+        let (outer, head) = (request.decision(), request.head());
         let policies = match (&self.policies.0, head) {
             (Source::Fixed(policies), _) => policies.clone(),
             (Source::Chosen(choose), Some(head)) => choose(head).await.into(),
             (Source::Chosen(_), None) => return Err(Refusal::misused("the policies depend on the request")),
         };
         let policies = self.named(policies, head)?;
-        checked(&policies, &outer.policies()).and_then(|()| costs.check(&policies))?;
-        let (mut enforced, mut dry_runs) = (Group::default(), Vec::new());
+        checked(&policies).and_then(|()| costs.check(&policies))?;
+        let (mut enforced, mut groups) = (Vec::new(), Vec::new());
         for policy in policies.iter() {
-            let Some(client) = self.client(policy, &request, &outer)? else { continue };
+            let Some(client) = self.client(policy.0.key.as_ref(), request, &outer)? else { continue };
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
             let share = self.share(policy, &client, cost)?;
-            let asked = (policy.clone(), client);
-            if policy.is_dry_run() {
-                // Decided together with the others, a dry run could refuse them.
-                dry_runs.push((vec![asked], vec![share]));
-            } else {
-                enforced.0.push(asked);
-                enforced.1.push(share);
-            }
+            let asked = Asked { policy: policy.clone(), client, share };
+            if policy.is_dry_run() { groups.push(vec![asked]) } else { enforced.push(asked) }
         }
-        let enforced = Some(enforced).filter(|(_, shares)| !shares.is_empty());
-        self.ask(enforced.into_iter().chain(dry_runs), head, &outer).await?;
-        Ok(outer)
+        groups.splice(..0, Some(enforced).filter(|enforced| !enforced.is_empty()));
+        Ok((outer, groups))
     }
 
     /// The policies, with the name of the route for those that have none.
@@ -350,15 +432,15 @@ impl Guard {
         Ok(policies.iter().map(|policy| policy.clone().or_named(&name)).collect())
     }
 
-    /// Whose units a policy counts: by its own key or that of the guard, else by what the limits further out have counted,
-    /// else by the network address. `None` if it does not limit the request.
+    /// Whose units are counted: by a policy's own key or that of the guard, else by what the limits further out have counted,
+    /// else by the network address. `None` if the request is not limited.
     fn client(
         &self,
-        policy: &Policy,
+        own: Option<&Key>,
         request: &Requester<'_>,
-        outer: &Reservation,
+        outer: &Decision,
     ) -> Result<Option<Client>, Refusal> {
-        let key = match (&policy.0.key, request) {
+        let key = match (own, request) {
             (Some(Key::Text(key)), _) => return Ok(Some(Client::Everybody(key.clone()))),
             (_, Requester::Client(key)) => return Ok(Some(Client::Key(key.to_string()))),
             (Some(Key::Of(key)), _) => Some(key),
@@ -366,13 +448,13 @@ impl Guard {
         };
         match (key, request.head()) {
             (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
-            (_, Some(head)) => outer.client(|| self.address(head)).map(Some),
-            (_, None) => outer.client(|| outer.address().to_owned()).map(Some),
+            (_, Some(head)) => Ok(Some(outer.client_or(|| self.address(head))?)),
+            (_, None) => Ok(Some(outer.client_or(|| outer.client.clone())?)),
         }
     }
 
-    fn address(&self, head: &Parts) -> String {
-        client_address(peer(&head.extensions), &head.headers, self.settings.proxies)
+    fn address(&self, head: &Parts) -> Client {
+        Client::Address(client_address(peer(&head.extensions), &head.headers, self.settings.proxies))
     }
 
     /// What a request takes of a policy.
@@ -381,6 +463,13 @@ impl Guard {
         if cost < 0 {
             return Err(Refusal::misused("the cost of a request is negative"));
         }
+        let key = self.stored(policy.name(), client);
+        // The server answers a larger cost by an error. No limit allows it anyway.
+        Ok(Share { key, rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
+    }
+
+    /// The key in which Redis counts a client.
+    fn stored(&self, name: &str, client: &Client) -> Arc<[u8]> {
         let prefix = &self.settings.prefix;
         if matches!(client, Client::Address(address) if address == UNKNOWN) {
             self.settings.tell_once(
@@ -389,77 +478,62 @@ impl Guard {
                  or give the guard a key",
             );
         }
-        let name = policy.name();
         // Only addresses are put in braces: a name that users choose must not choose the slot.
         let key = match client {
             Client::Everybody(key) | Client::Key(key) => format!("{prefix}{name}:{key}"),
             Client::Address(address) => format!("{prefix}{name}:{{{address}}}"),
         };
-        // The server answers a larger cost by an error. No limit allows it anyway.
-        Ok(Share { key: key.into_bytes().into(), rules: policy.0.rules.clone(), cost: cost.min(MAX_COST) })
+        key.into_bytes().into()
     }
 
-    /// Has Redis decide, or this process if Redis does not and `fail` is local.
-    fn decide(&self, shares: Vec<Share>) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
-        let is_local = self.settings.fail == Some(Fail::Local);
-        let local = is_local.then(|| (self.local.clone(), shares.clone()));
-        let (asked, settings) = (self.asker.take(shares), self.settings.clone());
-        async move {
-            match (asked.await, local) {
-                ((_, Err(error)), Some((local, shares))) if !is_misused(&error) => {
-                    settings.teller.tell(Some(&error));
-                    local.take(shares).await
-                }
-                (answered, _) => answered,
-            }
-        }
-    }
-
-    /// Asks for all groups at once, calls the hooks, and refuses or notes what was taken.
+    /// Asks for all groups at once, calls the hook, and returns what was taken, or the refusal.
     async fn ask(
         &self,
-        groups: impl Iterator<Item = Group>,
+        groups: Vec<Vec<Asked>>,
         head: Option<&Parts>,
-        outer: &Reservation,
-    ) -> Result<(), Refusal> {
-        let asked: Vec<_> = groups.map(|(asked, shares)| (asked, self.decide(shares))).collect();
-        let (mut parts, mut refusal) = (Vec::new(), None);
-        for (asked, answered) in asked {
-            let (held, answer) = answered.await;
-            if let Some(mistake) = answer.as_ref().err().filter(|error| is_misused(error)) {
-                return Err(Refusal::misused(mistake.detail().unwrap_or_default()));
-            }
-            if parts.is_empty() {
-                self.settings.teller.tell(answer.as_ref().err());
-            }
-            let decision = answer.as_ref().map(Answer::decision).map_err(Clone::clone);
-            let part = Part::new(asked, held, answer);
-            if let (Some(tell), Some(head), Ok(decision)) = (&self.settings.on_decision, head, &decision) {
-                tell(head, decision, &part.policies);
-            }
-            match decision {
-                _ if part.is_dry_run() => {}
-                Ok(decision) if decision.limited => {
-                    let told = [outer.told(true), part.told(true)].concat();
-                    refusal = Some(Refusal::limited(&told, &decision));
-                }
-                Err(error) if self.settings.fail == Some(Fail::Closed) => {
-                    refusal = Some(Refusal::away(error));
-                }
-                _ => {}
-            }
-            parts.push(part);
+        outer: &Decision,
+    ) -> Result<Vec<Arc<Part>>, Refusal> {
+        let shares = |asked: &[Asked]| asked.iter().map(|asked| asked.share.clone()).collect();
+        let asked: Vec<_> =
+            groups.into_iter().map(|asked| (self.asker.take(shares(&asked)), asked)).collect();
+        let (mut parts, mut away) = (Vec::new(), None);
+        for (answered, asked) in asked {
+            let (mut held, answer) = answered.await;
+            let answer = self.or_local(answer, async |local| {
+                let answer;
+                (held, answer) = local.take(shares(&asked)).await;
+                answer
+            });
+            let answer = answer.await?;
+            let error = answer.as_ref().err().cloned();
+            let part = Part::new(asked, Some(held), answer);
+            away = away.or(error.filter(|_| !part.is_dry_run()));
+            parts.push(Arc::new(part));
         }
-        // What parts took goes back when they are dropped without being added.
-        if let Some(refusal) = refusal {
-            return Err(refusal);
+        let give_back = || parts.iter().for_each(|part| part.give_back());
+        if let Some(error) = away.filter(|_| self.settings.fail == Some(Fail::Closed)) {
+            give_back();
+            return Err(Refusal::away(error));
         }
-        outer.add(parts);
-        Ok(())
+        if parts.iter().any(|part| part.is_limited()) {
+            let decision = outer.and(&parts);
+            if decision.limited() {
+                give_back();
+                return Err(Refusal::by(&decision, self.refused(head, &decision)));
+            }
+            self.refused(head, &decision);
+        }
+        Ok(parts)
+    }
+
+    /// Calls the hook.
+    fn refused(&self, head: Option<&Parts>, decision: &Decision) -> Option<Response<String>> {
+        self.settings.on_limited.as_ref()?(head, decision)
     }
 
     /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as
-    /// in `[("tokens", 420)]`, or by a number if a single policy limits the request.
+    /// in `[("tokens", 420)]`, or by a number if a single policy limits the request. Of a policy that the request has met several
+    /// times it is the sum.
     ///
     /// What was not used is given back as of the time when it was counted. What was used beyond the cost is counted, even
     /// over the limit. The last settled cost counts. If Redis is away, or the request was refused, nothing changes.
@@ -472,50 +546,43 @@ impl Guard {
         request: impl Into<Requester<'_>>,
         used: impl Into<Costs>,
     ) -> Result<(), Refusal> {
-        let (outer, used) = (request.into().reservation(), used.into());
-        let policies = outer.policies();
-        self.told(used.check(&policies).map_err(Refusal::from))?;
-        if used.is_number() && policies.len() != 1 {
-            let why = format!("{} policies limit the request: name them", policies.len());
-            return self.told(Err(Refusal::misused(&why)));
-        }
-        let parts = outer.parts();
+        let (decision, used) = (request.into().decision(), used.into());
+        self.told(used.check(&decision.all_policies()).map_err(Refusal::from))?;
+        let parts = decision.share_out(|name| used.of(name));
         // All are sent at once, so that none is left out if this future is dropped.
-        let settled: Vec<_> = parts.iter().map(|part| part.settle(&used, &self.settings.teller)).collect();
+        let settled: Vec<_> = parts.iter().map(|(part, used)| part.settle(used.clone())).collect();
         for settled in settled {
-            settled.await;
+            settled.await.unwrap_or_else(|error| self.settings.tell_failed(&error));
         }
         Ok(())
     }
 
-    /// Adds a [`Reservation`] to a request that has none, and returns it: then this is the outermost limit.
-    pub(crate) fn begin(&self, head: &mut Parts) -> Option<Reservation> {
-        if head.extensions.get::<Reservation>().is_some() {
+    /// Adds a [`Decision`] to a request that has none, and returns it: then this is the outermost limit.
+    pub(crate) fn begin(&self, head: &mut Parts) -> Option<Decision> {
+        if head.extensions.get::<Decision>().is_some() {
             return None;
         }
-        let outermost = Reservation::begun(self.address(head));
+        let outermost = Decision::begun(self.address(head));
         head.extensions.insert(outermost.clone());
         Some(outermost)
     }
 
     /// The answer of middleware in place of the service's, unless the request passes.
     pub(crate) async fn answer(&self, head: &Parts) -> Option<Response<String>> {
-        let mut response = match (self.take(head, ()).await, &self.settings.on_limited) {
-            (Ok(reserved), _) => {
-                let away = self.settings.on_away.as_ref()?;
-                away(head, &reserved.error()?)?
-            }
-            (Err(refusal), Some(answer)) if refusal.decision().is_some() => {
-                let (fields, decision) = (refusal.fields().clone(), refusal.decision().cloned()?);
-                let mut response = answer(head, &decision, refusal);
-                for (name, value) in &fields {
-                    response.headers_mut().entry(name).or_insert_with(|| value.clone());
-                }
-                response
-            }
-            (Err(refusal), _) => refusal.answer(head),
+        let request = Requester::from(head);
+        let taken = match request.decision().pass(&self.stands) {
+            Ok(()) => self.take_by(&request, &Costs::default(), false).await,
+            Err(twice) => Err(twice.into()),
         };
-        response.extensions_mut().insert(Refused);
-        Some(response)
+        self.told(taken).err().map(|refusal| refusal.answer(head))
     }
+}
+
+/// The answer that a request would have got, by the rows of its shares.
+fn looked_at(rows: Vec<Vec<Verdict>>) -> Answer {
+    let figures = Figures::of(rows.concat());
+    let (limited, retry_after) =
+        figures.map_or((false, None), |figures| (figures.limited, figures.retry_after));
+    let taken = vec![0; rows.len()];
+    Answer { limited, retry_after, at: None, rows: rows.into_iter().map(Some).collect(), taken }
 }

@@ -84,7 +84,7 @@ impl Leases {
         let (mut held, answer) = self.asker.take(vec![share]).await;
         held.keep();
         answer.map(|answer| {
-            let verdict = answer.decision().tightest().expect("a row for each quota");
+            let verdict = answer.verdicts().tightest().expect("a row for each quota");
             Verdict { taken: Some(answer.taken[0]), at: answer.at, ..verdict }
         })
     }

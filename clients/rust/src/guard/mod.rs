@@ -11,6 +11,8 @@ mod away;
 #[cfg(feature = "web")]
 mod client;
 #[cfg(feature = "web")]
+mod decision;
+#[cfg(feature = "web")]
 #[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
@@ -22,18 +24,19 @@ mod policy;
 #[cfg(feature = "web")]
 mod refusal;
 #[cfg(feature = "web")]
-mod reservation;
-#[cfg(feature = "web")]
-mod teller;
+mod requester;
 
 #[cfg(feature = "web")]
 pub use self::{
+    answer::Figures,
+    away::Outage,
     client::client_address,
+    decision::Decision,
     guard::{Fail, Guard},
     policies::Policies,
     policy::Policy,
     refusal::Refusal,
-    reservation::{Costs, Requester, Reservation},
+    requester::{Costs, Requester},
 };
 #[cfg(feature = "web")]
 pub(crate) use client::Pattern;

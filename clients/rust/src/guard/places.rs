@@ -45,7 +45,7 @@ const ONE_FOR_OTHERS: u32 = 8;
 #[derive(Clone)]
 #[must_use]
 pub struct Places {
-    ttl: Duration,
+    pub(super) ttl: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
     queues: Arc<Queues>,
@@ -69,6 +69,12 @@ impl Places {
     pub fn new(client: impl Into<Redis>) -> Places {
         let (asker, ttl) = (Asker::new(client.into()), Duration::from_secs(30));
         Places { ttl, timeout: Duration::ZERO, on_late: None, queues: Arc::default(), asker }
+    }
+
+    /// The same places by another asker.
+    #[cfg(feature = "web")]
+    pub(super) fn by(&self, asker: Asker) -> Places {
+        Places { asker, ..self.clone() }
     }
 
     /// How long a place lasts without being renewed, because its process died or cannot reach Redis: at least 100 ms.
@@ -165,7 +171,7 @@ impl Places {
         let kept = Arc::new(Kept { places, share, units, ended });
         // Without timers a place in memory is not renewed.
         let keeper = runtime().ok().map(|runtime| runtime.spawn(kept.clone().keep()));
-        Ok(Some(Hold { kept, keeper }))
+        Ok(Some(Hold { kept: Some(kept), keeper }))
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
@@ -318,11 +324,17 @@ impl Drop for Waiter<'_> {
 /// A place that is held, until it is released or dropped.
 #[must_use = "the place is given back when this is dropped"]
 pub struct Hold {
-    kept: Arc<Kept>,
+    /// `None` if the block runs without a place, since Redis is away.
+    kept: Option<Arc<Kept>>,
     keeper: Option<JoinHandle<()>>,
 }
 
 impl Hold {
+    #[cfg(feature = "web")]
+    pub(super) fn without_place() -> Hold {
+        Hold { kept: None, keeper: None }
+    }
+
     /// Gives the place back, as dropping does, and waits until that is done.
     pub async fn release(mut self) {
         self.end();
@@ -332,22 +344,24 @@ impl Hold {
     }
 
     fn end(&self) {
-        self.kept.happens(Event::End, None);
-        self.kept.ended.notify_one();
+        if let Some(kept) = &self.kept {
+            kept.happens(Event::End, None);
+            kept.ended.notify_one();
+        }
     }
 
     /// Whether the place was ever not renewed in time: others may have it since.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        self.kept.place().is_late(self.kept.places.now())
+        self.kept.as_ref().is_some_and(|kept| kept.place().is_late(kept.places.now()))
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         self.end();
-        if self.keeper.is_none() {
-            self.kept.freed();
+        if let (Some(kept), None) = (&self.kept, &self.keeper) {
+            kept.freed();
         }
     }
 }

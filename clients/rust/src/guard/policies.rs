@@ -64,7 +64,7 @@ impl Policies {
 
     pub(crate) fn checked(self) -> Result<Policies, Invalid> {
         match &self.0 {
-            Source::Fixed(policies) => checked(policies, &[]).map(|()| self),
+            Source::Fixed(policies) => checked(policies).map(|()| self),
             Source::Chosen(_) => Ok(self),
         }
     }
@@ -79,9 +79,9 @@ impl Policies {
 }
 
 /// Refuses policies that the server would answer by an error: that would count as Redis being away, and requests might
-/// pass. Also two policies of one name, which would share a key, among them those of limits further out.
-pub(crate) fn checked(policies: &[Policy], outer: &[Policy]) -> Result<(), Invalid> {
-    let mut names: HashSet<&str> = outer.iter().map(Policy::name).collect();
+/// pass. Also two policies of one name, which would share a key.
+pub(crate) fn checked(policies: &[Policy]) -> Result<(), Invalid> {
+    let mut names = HashSet::new();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
         return Err(Invalid::new(format!("two policies of a request have the name {:?}", twice.name())));
     }

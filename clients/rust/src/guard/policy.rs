@@ -71,11 +71,7 @@ impl Policy {
         Invalid: From<Q::Error>,
     {
         let name = name.into();
-        if !is_name(&name) {
-            return Err(Invalid::new(format!(
-                "{name:?} is not a name: it must be printable ASCII without a space"
-            )));
-        }
+        check_name(&name)?;
         Ok(Policy::unnamed(quotas.try_into()?)?.with(|inner| inner.name = name))
     }
 
@@ -166,7 +162,7 @@ impl Policy {
         self.with(|inner| Arc::make_mut(&mut inner.rules).units = units)
     }
 
-    /// With `true` it decides, counts and calls [hooks](crate::web::Guard::on_decision), and refuses nothing.
+    /// With `true` it decides, counts and calls [`on_limited`](crate::web::Guard::on_limited), and refuses nothing.
     pub fn dry_run(self, dry_run: bool) -> Policy {
         self.with(|inner| inner.dry_run = dry_run)
     }
@@ -205,6 +201,11 @@ impl TryFrom<&str> for Policy {
     fn try_from(quotas: &str) -> Result<Policy, Invalid> {
         Policy::unnamed(quotas.parse()?)
     }
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), Invalid> {
+    let why = || Invalid::new(format!("{name:?} is not a name: it must be printable ASCII without a space"));
+    if is_name(name) { Ok(()) } else { Err(why()) }
 }
 
 fn is_name(text: &str) -> bool {

@@ -1,6 +1,8 @@
 //! The answer to a request that is refused.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
@@ -8,8 +10,9 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use redis::RedisError;
 use serde_json::json;
 
-use super::answer::{Told, fields_of, seconds, violated};
-use crate::commands::{Decision, Invalid};
+use super::answer::Figures;
+use super::decision::Decision;
+use crate::commands::Invalid;
 
 /// The answer to a request that is refused: a status, header fields, and problem details of RFC 9457.
 ///
@@ -24,6 +27,8 @@ struct Inner {
     fields: HeaderMap,
     problem: serde_json::Value,
     why: Why,
+    /// The answer of the application's own.
+    response: Option<Response<String>>,
 }
 
 /// Marks a response as a refusal, so that the outermost limit gives back what was taken for the request.
@@ -32,7 +37,10 @@ pub(crate) struct Refused;
 
 #[derive(Debug)]
 enum Why {
-    Limited(Decision),
+    Limited {
+        policies: BTreeMap<String, Figures>,
+        retry_after: Option<Duration>,
+    },
     Away(RedisError),
     /// The application has made a mistake.
     Misused(String),
@@ -41,19 +49,25 @@ enum Why {
 impl Refusal {
     fn new(status: StatusCode, title: &str, why: Why) -> Refusal {
         let problem = json!({"status": status.as_u16(), "title": title});
-        Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why }))
+        Refusal(Box::new(Inner { status, fields: HeaderMap::new(), problem, why, response: None }))
     }
 
-    /// The refusal by the policies that are told, the outermost first.
-    pub(crate) fn limited(told: &[Told], decision: &Decision) -> Refusal {
-        let wait = decision.retry_after;
-        let status = if wait.is_some() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::FORBIDDEN };
-        let mut refusal = Refusal::new(status, "Quota Exceeded", Why::Limited(decision.clone()));
-        let Inner { fields, problem, .. } = &mut *refusal.0;
-        problem["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded".into();
-        problem["violated-policies"] = violated(told).into();
-        *fields = fields_of(told, wait.is_some());
-        fields.extend(wait.map(|wait| (RETRY_AFTER, seconds(wait).into())));
+    /// The refusal by a decision, with an answer of the application's own if it has one.
+    pub(crate) fn by(decision: &Decision, response: Option<Response<String>>) -> Refusal {
+        let (policies, retry_after) = (decision.policies(), decision.retry_after());
+        let why = Why::Limited { policies, retry_after };
+        let mut refusal = Refusal::new(decision.status(), "Quota Exceeded", why);
+        let inner = &mut *refusal.0;
+        inner.problem["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded".into();
+        inner.problem["violated-policies"] = decision.violated().into();
+        inner.fields = decision.fields();
+        inner.response = response.map(|mut response| {
+            for (name, value) in &inner.fields {
+                response.headers_mut().entry(name).or_insert_with(|| value.clone());
+            }
+            inner.status = response.status();
+            response
+        });
         refusal
     }
 
@@ -73,10 +87,13 @@ impl Refusal {
     }
 
     pub(crate) fn response(&self) -> Response<String> {
-        let mut response = Response::new(self.to_string());
-        *response.status_mut() = self.0.status;
-        *response.headers_mut() = self.0.fields.clone();
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        let mut response = self.0.response.clone().unwrap_or_else(|| {
+            let mut response = Response::new(self.to_string());
+            *response.status_mut() = self.0.status;
+            *response.headers_mut() = self.0.fields.clone();
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+            response
+        });
         response.extensions_mut().insert(Refused);
         response
     }
@@ -84,21 +101,22 @@ impl Refusal {
     /// The answer of middleware. Clients of gRPC get a gRPC status, in header fields alone.
     pub(crate) fn answer(&self, head: &Parts) -> Response<String> {
         let kind = head.headers.get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
-        if !kind.starts_with(b"application/grpc") {
+        if !kind.starts_with(b"application/grpc") || self.0.response.is_some() {
             return self.response();
         }
         let (status, message) = match &self.0.why {
-            Why::Limited(_) => ("8", "rate limit exceeded"),
+            Why::Limited { .. } => ("8", "rate limit exceeded"),
             Why::Away(_) => ("14", "the rate limiter is away"),
             Why::Misused(_) => ("13", "a rate limit that cannot be"),
         };
         let mut response = Response::new(String::new());
+        response.extensions_mut().insert(Refused);
         let fields = response.headers_mut();
         *fields = self.0.fields.clone();
         fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         fields.insert("grpc-status", HeaderValue::from_static(status));
         fields.insert("grpc-message", HeaderValue::from_static(message));
-        if let Some(wait) = self.decision().and_then(|decision| decision.retry_after) {
+        if let Some(wait) = self.retry_after() {
             fields.insert("grpc-retry-pushback-ms", (wait.as_millis() as u64).into());
         }
         response
@@ -111,22 +129,28 @@ impl Refusal {
         self.0.status
     }
 
+    /// Whether a limit refuses.
+    #[must_use]
+    pub fn limited(&self) -> bool {
+        matches!(self.0.why, Why::Limited { .. })
+    }
+
+    /// After this time the same request is allowed, if no other comes. `None` if no wait helps, or it is not known.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        if let Why::Limited { retry_after, .. } = self.0.why { retry_after } else { None }
+    }
+
+    /// The figures of each policy by its name, if a limit refuses.
+    #[must_use]
+    pub fn policies(&self) -> BTreeMap<String, Figures> {
+        if let Why::Limited { policies, .. } = &self.0.why { policies.clone() } else { BTreeMap::new() }
+    }
+
     /// The header fields `ratelimit-policy`, `ratelimit` and `retry-after`.
     #[must_use]
     pub fn fields(&self) -> &HeaderMap {
         &self.0.fields
-    }
-
-    /// The decision, if a limit refuses.
-    #[must_use]
-    pub fn decision(&self) -> Option<&Decision> {
-        if let Why::Limited(decision) = &self.0.why { Some(decision) } else { None }
-    }
-
-    /// The error, if Redis is away.
-    #[must_use]
-    pub fn error(&self) -> Option<&RedisError> {
-        if let Why::Away(error) = &self.0.why { Some(error) } else { None }
     }
 
     /// The mistake of the application, if it made one.
@@ -148,7 +172,12 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for Refusal {
+    /// Why Redis is away, if it is.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        if let Why::Away(error) = &self.0.why { Some(error) } else { None }
+    }
+}
 
 impl<B: From<String>> From<Refusal> for Response<B> {
     fn from(refusal: Refusal) -> Response<B> {

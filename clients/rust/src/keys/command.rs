@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
 use super::share::{RequestId, Share};
-use crate::commands::{All, Decision, Take, Verdict, cmd};
+use crate::commands::{All, Take, Verdict, Verdicts, cmd};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -22,10 +22,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn decision(&self) -> Decision {
+    pub(crate) fn verdicts(&self) -> Verdicts {
         let rows = self.rows.iter().flatten().flatten().copied().collect();
         let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        Decision { limited: self.limited, retry_after: self.retry_after, at, rows }
+        Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows }
     }
 }
 
@@ -41,6 +41,8 @@ pub struct Command {
     pub(super) at: Option<SystemTime>,
     /// Whether units are counted even over the limit, since they were used.
     pub(super) force: bool,
+    /// Whether it only looks, at one key and one quota.
+    pub(super) peeks: bool,
 }
 
 impl Command {
@@ -50,11 +52,17 @@ impl Command {
         places: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, places)), in_flight, at: None, force: false }
+        Command { shares, request: Some((id, places)), in_flight, at: None, force: false, peeks: false }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
-        Command { shares, request: None, in_flight: None, at: Some(at), force: false }
+        Command { shares, request: None, in_flight: None, at: Some(at), force: false, peeks: false }
+    }
+
+    /// Shows what one quota of a key would decide. Nothing is counted.
+    #[must_use]
+    pub fn peek(share: Share) -> Command {
+        Command { shares: vec![share], request: None, in_flight: None, at: None, force: false, peeks: true }
     }
 
     /// Whether somebody waits for the reply.
@@ -98,7 +106,12 @@ impl Command {
             if let Some(at) = at {
                 take = take.at(at);
             }
-            return cmd::by(share.rules.algorithm, &share.key[..], &share.rules.quotas, take);
+            let (key, quotas) = (&share.key[..], &share.rules.quotas);
+            return if self.peeks {
+                cmd::peek(key, quotas, take)
+            } else {
+                cmd::by(share.rules.algorithm, key, quotas, take)
+            };
         }
         let mut all = self.shares.iter().fold(All::new(), |all, share| {
             all.key(&share.key[..], share.rules.algorithm, &share.rules.quotas, share.cost)
@@ -120,13 +133,13 @@ impl Command {
         Command { shares, in_flight, at: None, force: false, ..self.clone() }
     }
 
-    pub fn read(&self, reply: Value) -> RedisResult<Decision> {
+    pub fn read(&self, reply: Value) -> RedisResult<Verdicts> {
         if self.single().is_none() {
-            return Ok(Decision::from_redis_value(reply)?);
+            return Ok(Verdicts::from_redis_value(reply)?);
         }
         let row = Verdict::from_redis_value(reply)?;
         let at = row.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        Ok(Decision { limited: row.limited, retry_after: row.retry_after, at, rows: vec![row] })
+        Ok(Verdicts { limited: row.limited, retry_after: row.retry_after, at, rows: vec![row] })
     }
 }
 

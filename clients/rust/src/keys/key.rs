@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lru::LruCache;
 
 use super::share::{RequestId, Rules, Share, longest_wait};
-use crate::commands::{Decision, Verdict};
+use crate::commands::{Verdict, Verdicts};
 
 /// Units that are counted and not yet used.
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ impl Refusal {
 
     pub fn verdict(&self, now: Duration) -> Option<Verdict> {
         let rows = self.told(now);
-        Decision { limited: true, retry_after: None, at: UNIX_EPOCH, rows }.tightest()
+        Verdicts { limited: true, retry_after: None, at: UNIX_EPOCH, rows }.tightest()
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::{RedisError, RedisResult};
 
-use crate::commands::{Decision, MAX_COST, Verdict};
+use crate::commands::{MAX_COST, Verdict, Verdicts};
 
 use key::{Known, Lease, Refusal};
 use request::Request;
@@ -153,7 +153,7 @@ impl Keys {
     }
 
     /// The reply to a command came in, or its error.
-    pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Decision>) -> Step {
+    pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Verdicts>) -> Step {
         self.now = now;
         if let Some((id, places)) = &command.request {
             if command.settles() {
@@ -170,7 +170,7 @@ impl Keys {
         id: RequestId,
         places: &[usize],
         command: &Command,
-        reply: RedisResult<Decision>,
+        reply: RedisResult<Verdicts>,
     ) {
         let share = &command.shares[0];
         let is_in_flight = command.in_flight.is_some();
@@ -211,7 +211,7 @@ impl Keys {
         id: RequestId,
         places: &[usize],
         shares: &[Share],
-        reply: &Decision,
+        reply: &Verdicts,
     ) -> Option<Refusal> {
         let mut rows = reply.rows.iter().copied();
         let mut refusal = None;
@@ -438,7 +438,7 @@ impl Keys {
         id: RequestId,
         places: &[usize],
         command: &Command,
-        reply: RedisResult<Decision>,
+        reply: RedisResult<Verdicts>,
     ) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         request.settling -= 1;

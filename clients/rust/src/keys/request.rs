@@ -43,16 +43,20 @@ impl Noted {
         self.counted.iter().map(|(_, units)| units).sum()
     }
 
-    /// Counts this many units less, the newest first. Returns what goes back, as of when it was counted.
+    /// Counts this many units less, the newest first. Returns what goes back, as of when it was counted: once for each time, as
+    /// a command names a key once.
     pub fn reduce(&mut self, mut units: i64) -> Vec<(SystemTime, Share)> {
-        let mut back = Vec::new();
+        let mut back: Vec<(SystemTime, Share)> = Vec::new();
         while units > 0
             && let Some((at, counted)) = self.counted.pop()
         {
             let part = counted.min(units);
             self.counted.extend((counted > part).then_some((at, counted - part)));
-            back.push((at, Share { cost: -part, ..self.share.clone() }));
             units -= part;
+            match back.last_mut().filter(|(last, _)| *last == at) {
+                Some((_, share)) => share.cost -= part,
+                None => back.push((at, Share { cost: -part, ..self.share.clone() })),
+            }
         }
         back
     }
