@@ -106,7 +106,7 @@ class _Hold:
             raise
         self._told(outcome)
         if isinstance(outcome, Exception):
-            raise outcome
+            raise wire.explained(outcome, ["RL.LOG", self._share.key])
         self._watch()
 
     def _freed(self) -> None:

@@ -166,7 +166,10 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
             while True:
                 request = Request([share])
                 try:
-                    verdict = verdict_of((await here.decide([request]))[0], share.cost)
+                    [outcome] = await here.decide([request])
+                    if isinstance(outcome, Exception):
+                        raise wire.explained(outcome, [share.rules.command, share.key])
+                    verdict = verdict_of(outcome, share.cost)
                     if wait := _wait(share, verdict, until_ms - here.now_ms()):
                         await me.pause(wait)
                 except BaseException:
@@ -229,7 +232,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
         try:
             return read(self.client.execute_command(*words))
         except Exception as error:
-            if (explained := wire.explained(error)) is not error:
+            if (explained := wire.explained(error, words)) is not error:
                 raise explained from error
             raise
 
@@ -272,7 +275,7 @@ class AsyncRateLimiter(
             # A limiter in memory replies at once.
             return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
-            if (explained := wire.explained(error)) is not error:
+            if (explained := wire.explained(error, words)) is not error:
                 raise explained from error
             raise
 
