@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         ("list", list_all, "limiters whose keys begin with a prefix"),
         ("inspect", inspect, "one limiter"),
         ("reset", reset, "forget what limiters count"),
-        ("block", block, "refuse keys for the longest of their windows"),
+        ("block", block, "refuse keys, at most for the longest of their windows"),
         ("unblock", unblock, "undo that"),
         ("watch", watch, "who is limited, each second"),
         ("top", top, "who is limited most"),
@@ -305,7 +305,7 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 
 
 def block(client: Any, options: argparse.Namespace) -> int:
-    """Fills the longest window of keys, so that they are refused until it is over."""
+    """Fills the longest window of keys, and shows for how long they are refused then."""
     table(_WAITS, [_blocked(client, options, key, is_to_be=True) for key in options.keys])
     return 0
 

@@ -32,6 +32,8 @@ _APART_SECONDS = 0.02
 class _Hold:
     """Carries out what :class:`Place` says, with the requests that take and give back its units."""
 
+    _queue: Queue
+
     def __init__(
         self,
         asking: Any,
@@ -68,8 +70,6 @@ class _Hold:
     def is_late(self) -> bool:
         """Whether it was not renewed in time, so that somebody else may have the place."""
         return self._place is not None and self._place.is_late(self._asking.now_ms())
-
-    _queue: Queue
 
     def _queue_in(self, where: Hashable) -> Queue:
         """Begins to ask in this process or event loop, and returns the queue for the place."""
