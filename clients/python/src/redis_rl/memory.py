@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet, ref
 
 from ._library import redis
-from ._lines.turns import Turn
+from ._turns import Turn
 
 __all__ = ["MemoryLimiter"]
 

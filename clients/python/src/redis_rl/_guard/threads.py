@@ -19,7 +19,7 @@ from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step, verdict
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
-from .._lines.turns import Turns
+from .._turns import Turns
 from ..memory import MemoryLimiter
 from .nodes import Asking, Nodes
 

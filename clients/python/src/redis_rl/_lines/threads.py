@@ -10,10 +10,10 @@ from copy import copy
 from time import monotonic, process_time, sleep
 from typing import Any, TypeAlias
 
+from .._turns import Turns
 from .errors import is_moved, state_of
 from .line import CONNECTING
 from .own import Library, Node, Router, own_pool, sentinels_of
-from .turns import Turns
 
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
