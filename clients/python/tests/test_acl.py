@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
-from redis_rl import Leases, RateLimiter
+from redis_rl import AsyncRateLimiter, Leases, RateLimiter
 from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 
@@ -53,6 +53,27 @@ def test_a_limiter(server: Server) -> None:
         assert not limiter.all([("limit:3", "log", 5, "1h", 1)]).limited
         with pytest.raises(redis.exceptions.NoPermissionError):
             limiter.info("limit:3")
+
+
+@pytest.mark.usefixtures("rights")
+async def test_an_error_names_the_key_and_the_rights_that_a_plain_command_needs(server: Server) -> None:
+    kind = redis.exceptions.NoPermissionError
+    needed = r"RL.LOG of 'user:42' needs \+rl.log ~user:42, or a pattern of them, by ACL SETUSER"
+    with redis.Redis(port=server.port, **LOGIN) as client:
+        limiter = RateLimiter(client)
+        with pytest.raises(kind, match=needed):
+            limiter.log("user:42", "5/h")
+        with pytest.raises(kind, match=needed):
+            limiter.acquire("log", "user:42", "5/h")
+        with pytest.raises(kind, match=needed), limiter.hold("user:42", 5):
+            raise AssertionError
+        with pytest.raises(kind, match=r"RL.INFO of 'limit:1' needs \+rl.info ~limit:1"):
+            limiter.info("limit:1")
+        with pytest.raises(kind, match=r"RL.ALL of 'limit:1', 'user:é' needs \+rl.all ~limit:1 ~user:é"):
+            limiter.all([("limit:1", "log", 5, "1h", 1), ("user:é", "log", 5, "1h", 1)], at=1_700_000_000_000)
+    async with redis.asyncio.Redis(port=server.port, **LOGIN) as async_client:
+        with pytest.raises(kind, match=needed):
+            await AsyncRateLimiter(async_client).log("user:42", "5/h")
 
 
 @pytest.mark.usefixtures("rights")

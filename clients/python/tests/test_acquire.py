@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +17,10 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
+from redis_rl._guard.queue import queue_of
 from redis_rl.testing import Clock
 
-from .servers import PATIENCE, Server, blocked, calls, paused, run, until
+from .servers import PATIENCE, Server, blocked, calls, paused, run, until, wait_for
 
 Acquire = Callable[..., Verdict]
 
@@ -258,6 +263,123 @@ async def test_of_a_log_one_of_an_event_loop_asks_and_the_others_stand_in_order_
         await asyncio.gather(*map(waits, range(30)))
     assert served == list(range(30))
     assert calls(raw) <= 2 * 30 + 5, "one refusal and one unit for each, and a few that came a moment too early"
+
+
+def test_of_a_log_one_thread_of_a_process_asks_and_the_others_stand_in_order_behind_it(
+    server: Server, raw: redis.Redis
+) -> None:
+    served: list[int] = []
+    with redis.Redis(port=server.port) as client:
+        limiter = RateLimiter(client)
+
+        def waits(number: int) -> None:
+            assert limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
+            served.append(number)
+
+        queue = queue_of(os.getpid(), limiter._asking, "k")
+        threads = [threading.Thread(target=waits, args=[number]) for number in range(30)]
+        with paused(raw):
+            for thread in threads:
+                thread.start()
+                wait_for("it to wait", lambda: len(queue.asleep) == sum(each.is_alive() for each in threads) - 1)
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert served == list(range(30))
+    assert calls(raw) <= 2 * 30 + 5, "one refusal and one unit for each, and a few that came a moment too early"
+
+
+def test_a_thread_behind_another_is_refused_when_its_own_timeout_is_over(server: Server, raw: redis.Redis) -> None:
+    is_over = threading.Event()
+
+    def sleep(_: float) -> None:
+        is_over.wait(PATIENCE)
+
+    with redis.Redis(port=server.port) as client:
+        limiter = RateLimiter(client, sleep=sleep)
+        limiter.log("k", "1/1h")
+        first = threading.Thread(target=limiter.acquire, args=["log", "k", "1/1h"], kwargs={"timeout": 7200})
+        first.start()
+        wait_for("the first to ask", lambda: calls(raw) == 2)
+        assert limiter.acquire("log", "k", "1/1h", timeout=0.01).limited
+        raw.delete("k")
+        is_over.set()
+        first.join(PATIENCE)
+
+
+def test_a_signal_handler_that_waits_does_not_stand_behind_the_wait_that_it_interrupts(raw: redis.Redis) -> None:
+    clock, told = Slept(), []
+    limiter = RateLimiter(raw, clock=clock, sleep=clock.sleep)
+    limiter.log("k", "1/10s")
+
+    def handle() -> None:
+        clock.meanwhile = lambda: None
+        told.append(limiter.acquire("log", "k", "1/10s"))
+
+    clock.meanwhile = handle
+    assert limiter.acquire("log", "k", "1/10s")
+    assert (len(told), clock.sleeps) == (1, [10, 10])
+
+
+def test_a_thread_that_is_interrupted_leaves_its_turn_to_the_next(server: Server, raw: redis.Redis) -> None:
+    is_asleep, is_over = threading.Event(), threading.Event()
+
+    def sleep(_: float) -> None:
+        is_asleep.set()
+        is_over.wait(PATIENCE)
+        raw.delete("k")
+        raise KeyboardInterrupt
+
+    def first() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            limiter.acquire("log", "k", "1/1h")
+
+    with redis.Redis(port=server.port) as client:
+        limiter = RateLimiter(client, sleep=sleep)
+        limiter.log("k", "1/1h")
+        with ThreadPoolExecutor(2) as pool:
+            interrupted = pool.submit(first)
+            assert is_asleep.wait(PATIENCE)
+            next_one = pool.submit(limiter.acquire, "log", "k", "1/1h")
+            queue = queue_of(os.getpid(), limiter._asking, "k")
+            wait_for("the next to wait", lambda: queue.asleep)
+            is_over.set()
+            interrupted.result(PATIENCE)
+            assert next_one.result(PATIENCE).allowed
+
+
+def wait_by(kind: str, port: int, number: int) -> None:
+    """So many wait for one bucket, as threads or as tasks of this process."""
+
+    def in_threads() -> None:
+        with redis.Redis(port=port) as client, ThreadPoolExecutor(number) as pool:
+            limiter = RateLimiter(client)
+            wait = partial(limiter.acquire, "bucket", "k", "1/20ms", timeout=PATIENCE)
+            assert all(each.result().allowed for each in [pool.submit(wait) for _ in range(number)])
+
+    async def in_tasks() -> None:
+        async with redis.asyncio.Redis(port=port) as client:
+            limiter = AsyncRateLimiter(client)
+            waits = [limiter.acquire("bucket", "k", "1/20ms", timeout=PATIENCE) for _ in range(number)]
+            assert all(each.allowed for each in await asyncio.gather(*waits))
+
+    in_threads() if kind == "threads" else asyncio.run(in_tasks())
+
+
+@pytest.mark.parametrize("kinds", [["threads"], ["tasks"], ["threads", "tasks"]], ids="+".join)
+def test_a_hundred_who_wait_for_a_bucket_take_two_seconds_and_a_command_each(
+    server: Server, raw: redis.Redis, kinds: list[str]
+) -> None:
+    began = time.monotonic()
+    children = []
+    for kind in kinds:
+        child = os.fork()
+        if not child:
+            wait_by(kind, server.port, 100 // len(kinds))
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(kinds)
+    assert 1.98 <= time.monotonic() - began < 3.5
+    assert calls(raw, "rl.bucket") <= 110
 
 
 async def test_who_stands_behind_another_is_refused_when_its_own_timeout_is_over(

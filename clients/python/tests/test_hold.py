@@ -202,14 +202,16 @@ def test_who_waits_has_a_place_when_one_is_free(held: Callable[..., bool], raw: 
     assert free(raw, at=clock()) == LIMIT
 
 
-async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_at_once(server: Server) -> None:
+async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_at_once(
+    server: Server, raw: redis.Redis
+) -> None:
     sleeps: list[float] = []
     # Polls go on at the end: of some places given back, one is left to other processes.
     is_ending = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
         sleeps.append(seconds)
-        await (is_ending.wait() if seconds <= 1 else asyncio.Future())
+        await is_ending.wait()
 
     async with tasks(server, sleep=sleep) as limiter:
 
@@ -219,14 +221,15 @@ async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_a
 
         async with limiter.hold("jobs", 1) as first:
             jobs = [asyncio.ensure_future(job()) for _ in range(100)]
-            await until(lambda: len(sleeps) == 100)
-            assert (sleeps[0] <= 0.05, min(sleeps[1:]) > PATIENCE / 2) == (True, True)
+            await until(lambda: len(first._queue.asleep) == 100)
+            assert [each <= 0.05 for each in sleeps] == [True]
             jobs[0].cancel()
-            await until(lambda: len(sleeps) == 101)
-            assert sleeps[100] <= 0.1
-            first._waiting.wake()
+            await until(lambda: len(sleeps) == 2)
+            assert sleeps[1] <= 0.1
+            before = calls(raw)
+            first._queue.wake()
             jobs[2].cancel()
-            await until(lambda: len(sleeps) == 102)
+            await until(lambda: calls(raw) == before + 1)
         is_ending.set()
         ended = await asyncio.gather(*jobs, return_exceptions=True)
         assert [number for number, error in enumerate(ended) if error] == [0, 2]
@@ -241,16 +244,54 @@ async def test_who_waits_behind_the_one_that_polls_polls_when_that_one_leaves(se
 
     with RateLimiter(raw).hold("jobs", 1):
         async with tasks(server, sleep=sleep) as limiter:
-            jobs = [asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__())]
+            hold = limiter.hold("jobs", 1, timeout=PATIENCE)
+            jobs = [asyncio.ensure_future(hold.__aenter__())]
             await until(lambda: len(sleeps) == 1)
             jobs.append(asyncio.ensure_future(limiter.hold("jobs", 1, timeout=PATIENCE).__aenter__()))
-            await until(lambda: len(sleeps) == 2)
-            assert (sleeps[0] <= 0.05, sleeps[1] > PATIENCE / 2) == (True, True)
+            await until(lambda: len(hold._queue.asleep) == 2)
             jobs[0].cancel()
-            await until(lambda: len(sleeps) == 3)
-            assert sleeps[2] <= 0.05
+            await until(lambda: len(sleeps) == 2)
+            assert [each <= 0.1 for each in sleeps] == [True, True]
             jobs[1].cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def test_a_thread_that_comes_while_others_wait_stands_behind_them(server: Server) -> None:
+    order: list[str] = []
+    with threads(server) as limiter:
+
+        def job(name: str) -> None:
+            with limiter.hold("jobs", 1, timeout=PATIENCE) as place:
+                assert place
+                order.append(name)
+
+        with ThreadPoolExecutor(2) as pool:
+            with limiter.hold("jobs", 1) as first:
+                waiting = [pool.submit(job, "waits")]
+                wait_for("it to wait", lambda: first._queue.asleep)
+            waiting.append(pool.submit(job, "comes"))
+            for each in waiting:
+                each.result(PATIENCE)
+    assert order == ["waits", "comes"]
+
+
+def test_of_threads_that_wait_one_polls_and_a_place_that_ends_here_is_taken_at_once(
+    server: Server, raw: redis.Redis
+) -> None:
+    number = 20
+    with threads(server) as limiter, ThreadPoolExecutor(number) as pool:
+
+        def job() -> None:
+            with limiter.hold("jobs", 1, timeout=PATIENCE) as place:
+                assert place
+
+        with limiter.hold("jobs", 1) as first:
+            jobs = [pool.submit(job) for _ in range(number)]
+            wait_for("all to wait", lambda: len(first._queue.asleep) >= number - 1)
+        for each in jobs:
+            each.result(PATIENCE)
+    # The place of each is taken and goes back. Where it was left to other processes, one polls.
+    assert calls(raw) < 5 * number
 
 
 async def renewed(hold: AsyncHold) -> None:
@@ -368,7 +409,7 @@ async def test_who_asks_again_stands_behind_those_who_wait(server: Server, raw: 
 
         async with limiter.hold("jobs", 1) as first:
             waiting = [asyncio.ensure_future(job("waits"))]
-            await until(lambda: first._waiting.is_waited)
+            await until(lambda: first._queue.asleep)
         # Nobody else asks: of the places that are given back, some wake nobody.
         waiting.append(asyncio.ensure_future(job("comes")))
         await asyncio.gather(*waiting)

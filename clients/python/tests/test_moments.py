@@ -209,6 +209,75 @@ def test_between_any_two_instructions_a_process_may_learn_that_redis_is_away(own
         guard.close()
 
 
+def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this_one() -> None:
+    memory = MemoryLimiter()
+    limiter = RateLimiter(memory)
+    leases = Leases(limiter, "log", (MANY, "1h"), units=50, ttl=3)
+    threads = [threading.Thread(target=leases.take, args=["k"]) for _ in range(2)]
+
+    def take() -> None:
+        # The others ask, and wait for this thread to leave the module.
+        for each in threads:
+            if each.ident is None:
+                each.start()
+        wait_for("one to have asked", lambda: leases._asking.here()._calls)
+        assert not leases.take("k").limited
+
+    machine: Any = memory._machine()
+    call = machine._call
+
+    def interrupted(*words: Any) -> bytes:
+        # In the place of a finalizer.
+        machine._call = call
+        take()
+        return call(*words)
+
+    machine._call = interrupted
+    thread = threading.Thread(target=limiter.log, args=["other", "5/h"], daemon=True)
+    thread.start()
+    thread.join(PATIENCE / 2)
+    assert not thread.is_alive(), "it waits for itself"
+    for each in threads:
+        each.join(PATIENCE)
+
+
+def test_who_knows_nodes_of_a_cluster_waits_for_no_other_thread_that_learns_them(raw_cluster: Any) -> None:
+    limiter = RateLimiter(raw_cluster)
+    assert limiter.acquire("log", "k", "5/h")
+    lines = limiter._asking.here().lines
+    lines.renewed = 0
+    is_learning, is_over = threading.Event(), threading.Event()
+
+    def learn(without: Any) -> Any:
+        is_learning.set()
+        is_over.wait(PATIENCE)
+        return made(without)
+
+    made, lines.new_cluster = lines.new_cluster, learn
+    with ThreadPoolExecutor(1) as pool:
+        learning = pool.submit(lines._learn)
+        assert is_learning.wait(PATIENCE)
+        assert lines._learn() is None
+        is_over.set()
+        assert learning.result(PATIENCE) is None
+    lines.new_cluster = made
+
+
+LEFT = """
+import ctypes
+from redis_rl import MemoryLimiter, memory
+
+# What a library that is older than wasmtime keeps is deleted after it.
+ctypes.limiter, ctypes.compiled = MemoryLimiter(), memory._compiled
+ctypes.limiter.execute_command("RL.LOG", "k", 5, "1h")
+"""
+
+
+def test_limiters_in_memory_that_last_until_the_end_of_python_end_without_errors() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_threads_that_take_together_may_be_interrupted(server: Server, raw: redis.Redis) -> None:
     with redis.Redis(port=server.port) as client:
         calls = Calls(client, None)

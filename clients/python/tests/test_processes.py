@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -82,6 +83,29 @@ application.add_middleware(guard.middleware)
 async def hello():
     return "hello"
 """
+STREAM = """
+import asyncio
+import os
+from contextlib import asynccontextmanager
+import redis.asyncio
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from redis_rl import AsyncRateLimiter
+
+limiter = AsyncRateLimiter(redis.asyncio.Redis(port=int(os.environ["REDIS_PORT"])))
+application = FastAPI()
+
+@application.get("/")
+async def stream():
+    async def rows():
+        async with limiter.hold("streams", 5) as place:
+            assert place
+            while True:
+                yield b"row\\n"
+                await asyncio.sleep(0.05)
+
+    return StreamingResponse(rows())
+"""
 GUNICORN = [sys.executable, "-m", "gunicorn", "-w", "2", "-b", "127.0.0.1:{port}", "service:application", "-k"]
 UVICORN = [
     sys.executable,
@@ -129,9 +153,16 @@ models = pytest.mark.parametrize(
 )
 
 
+class Service(NamedTuple):
+    """A service that runs."""
+
+    port: int
+    status: Callable[[], int]
+
+
 @contextlib.contextmanager
-def running(model: Model, redis_port: int, folder: Path) -> Iterator[Callable[[], int]]:
-    """Starts the service, and yields what asks it and returns the status. Its processes end when they are told to."""
+def running(model: Model, redis_port: int, folder: Path) -> Iterator[Service]:
+    """Starts a service, which answers by a status. Its processes end when they are told to."""
     service, words, settings = model
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed")
@@ -167,7 +198,7 @@ def running(model: Model, redis_port: int, folder: Path) -> Iterator[Callable[[]
     with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as process:
         try:
             wait_for("the workers to listen", listens)
-            yield status
+            yield Service(port, status)
             process.terminate()
             wait_for("all workers to end", has_ended)
         finally:
@@ -177,7 +208,7 @@ def running(model: Model, redis_port: int, folder: Path) -> Iterator[Callable[[]
 
 @models
 def test_a_limit_is_exact_in_all_workers_together(model: Model, server: Server, tmp_path: Path) -> None:
-    with running(model, server.port, tmp_path) as status, ThreadPoolExecutor(10) as pool:
+    with running(model, server.port, tmp_path) as (_, status), ThreadPoolExecutor(10) as pool:
         assert Counter(pool.map(lambda _: status(), range(60))) == {200: 20, 429: 40}
     # What workers had leased is back. uWSGI ends some before Python is told.
     lost = 2 * 100 if model[1][0] == UWSGI[0] else 0
@@ -188,7 +219,21 @@ def test_a_limit_is_exact_in_all_workers_together(model: Model, server: Server, 
 @pytest.mark.rest
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_workers_end_while_redis_is_away(model: Model, own_server: Server, tmp_path: Path) -> None:
-    with running(model, own_server.port, tmp_path) as status, ThreadPoolExecutor(10) as pool:
+    with running(model, own_server.port, tmp_path) as (_, status), ThreadPoolExecutor(10) as pool:
         assert [status() for _ in range(5)] == [200] * 5
         own_server.kill()
         assert Counter(pool.map(lambda _: status(), range(20))) == {503: 20}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_places_of_streams_are_free_when_the_grace_of_uvicorn_has_ended(
+    server: Server, tmp_path: Path, loop: str
+) -> None:
+    model = (STREAM, [*UVICORN, "--loop", loop, "--timeout-graceful-shutdown", "1"], "")
+    with server.client() as raw, contextlib.ExitStack() as stack:
+        with running(model, server.port, tmp_path) as service:
+            for _ in range(2):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+                client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_for("both to hold a place", lambda: raw.execute_command("RL.PEEK", "streams", 5, "30s")[2] == 3)
+        assert raw.execute_command("RL.INFO", "streams") is None

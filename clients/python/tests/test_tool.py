@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -187,6 +188,120 @@ def limit_while(process: Any, clients: list[Any], key: str) -> str:
     return line[-1]
 
 
+def test_a_terminal_has_titles_above_who_is_limited(server: Server, raw: redis.Redis) -> None:
+    raw.config_set("notify-keyspace-events", "Ed")
+    ours, theirs = pty.openpty()
+    words = [*PROGRAM, "watch", *at(server.port)]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        told = b""
+
+        def has_told() -> bool:
+            nonlocal told
+            raw.execute_command("RL.LOG", "api:bob", 0, "10m")
+            try:
+                told += os.read(ours, 65536)
+            except BlockingIOError:
+                return False
+            return told.count(b"\n") >= 2
+
+        wait_for("what is watched", has_told)
+        process.terminate()
+    os.close(ours)
+    raw.config_set("notify-keyspace-events", "")
+    lines = [line.split() for line in told.decode().splitlines()]
+    assert (lines[0], lines[1][2]) == (["TIME", "TIMES", "KEY"], "api:bob")
+
+
+def test_who_was_limited_most_is_shown_first(server: Server, raw: redis.Redis) -> None:
+    words = [*PROGRAM, "top", "api:", "--enable", "--seconds", "3", *at(server.port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        wait_for("it to listen", lambda: raw.pubsub_numsub("__keyevent@0__:rl.limited")[0][1])
+        for key in ("api:bob", "api:eve", "other", "api:eve", "api:eve"):
+            raw.execute_command("RL.LOG", key, 0, "10m")
+        assert process.communicate(timeout=60)[0] == "3\tapi:eve\n1\tapi:bob\n"
+    assert process.returncode == 0
+    assert raw.config_get("notify-keyspace-events") == {"notify-keyspace-events": ""}
+
+
+POLICIES = [
+    {"name": "api", "quotas": "100/h"},
+    {"name": "api:login", "quotas": "3/m, 1000/10m"},
+    {"name": "bucket", "quotas": "5/10m", "algorithm": "bucket"},
+]
+
+
+@pytest.fixture(params=["json", "toml"])
+def policies(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A file of policies."""
+    if request.param == "toml" and sys.version_info < (3, 11):
+        pytest.skip("this Python reads no TOML")
+    tables = ("\n".join(["[[policies]]", *(f'{name} = "{said}"' for name, said in each.items())]) for each in POLICIES)
+    file = tmp_path / f"policies.{request.param}"
+    file.write_text(json.dumps({"policies": POLICIES}) if request.param == "json" else "\n".join(tables))
+    return str(file)
+
+
+def test_with_a_file_of_policies_every_window_is_shown_by_the_longest_name(
+    server: Server, used: redis.Redis, policies: str
+) -> None:
+    used.execute_command("RL.LOG", "api:login:42", 3, "1m", 1000, "10m")
+    used.execute_command("RL.LOG", "other", 3, "1m")
+    status, out, _ = tool(server.port, "list", "--policies", policies)
+    assert (status, cells(out)) == (
+        0,
+        [
+            ["api:bob", "log", "1h", "1", "99"],
+            ["api:eve", "log", "1h", "2", "98"],
+            ["api:login:42", "log", "10m", "1", "999"],
+            ["api:login:42", "log", "1m", "1", "2"],
+            ["bucket:bob", "bucket", "10m", "1", "4"],
+            ["other", "log", "1m", "1", "-"],
+        ],
+    )
+    status, out, _ = tool(server.port, "inspect", "api:login:42", "--policies", policies)
+    assert [row[2] for row in cells(out)] == ["10m", "1m"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "KeyError"),
+        ('{"policies": [{"name": "k"}]}', "quotas"),
+        ('{"policies": [{"name": "k", "quotas": "5"}]}', "not a quota"),
+        ('{"policies": [{"name": "k", "quotas": "5/h", "limit": 5}]}', "limit"),
+    ],
+)
+def test_a_mistake_in_a_file_of_policies_is_told(server: Server, tmp_path: Path, text: str, error: str) -> None:
+    file = tmp_path / "policies.json"
+    file.write_text(text)
+    status, _, errors = tool(server.port, "list", "--policies", str(file))
+    assert (status, str(file) in errors, error in errors) == (2, True, True)
+
+
+def test_a_key_is_blocked_for_its_longest_window_and_unblocked(server: Server, raw: redis.Redis, policies: str) -> None:
+    login = ["api:login:42", 3, "1m", 1000, "10m"]
+    raw.execute_command("RL.LOG", *login)
+    by = ["--policies", policies]
+    for _ in range(2):
+        status, out, _ = tool(server.port, "block", "api:login:42", *by)
+        assert (status, out.startswith("api:login:42\t")) == (0, True)
+        assert 590 < float(out.split("\t")[1].rstrip("s\n")) <= 600
+    assert raw.execute_command("RL.LOG", *login)[0] == 1
+    for _ in range(2):
+        assert tool(server.port, "unblock", "api:login:42", *by) == (0, "api:login:42\t-\n", "")
+    assert raw.execute_command("RL.PEEK", *login)[:3] == [0, 3, 2]
+    # Also one that has asked for nothing yet, by the algorithm that the file names or that is usual.
+    assert tool(server.port, "block", "api:eve", "--quotas", "5/h")[0] == 0
+    assert raw.execute_command("RL.LOG", "api:eve", 5, "1h")[0] == 1
+    status, _, errors = tool(server.port, "block", "other", *by)
+    assert (status, errors) == (1, "other: no policy of the file has this name\n")
+    assert tool(server.port, "block", "api:eve")[0] == 2
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_is_limited_is_watched_and_the_setting_is_put_back(
     server: Server, raw: redis.Redis, end: signal.Signals
@@ -239,6 +354,9 @@ def test_a_password_and_a_server_come_from_a_uri_or_the_environment(own_server: 
         (["inspect", "api:bob"], "%R~api:bob +info +rl.info"),
         (["inspect", "api:bob", "--quotas", "5/10m"], "%R~api:bob +info +rl.info +rl.peek"),
         (["reset", "api:bob"], "~api:bob +info +type +del"),
+        (["block", "api:bob", "--quotas", "5/10m"], "~api:bob +info +rl.info +rl.peek +rl.log"),
+        (["unblock", "api:bob", "--quotas", "5/10m"], "~api:bob +info +rl.info +rl.peek"),
+        (["top", "--seconds", "0"], "&__keyevent@0__:rl.limited +info +config|get +subscribe"),
         (["watch", "--seconds", "0"], "&__keyevent@0__:rl.limited +info +config|get +subscribe"),
         (["watch", "--seconds", "0", "--enable"], "&__keyevent@* +info +config|get +config|set +subscribe"),
     ],
@@ -248,6 +366,7 @@ def test_each_command_needs_the_rights_that_it_names(own_server: Server, words: 
         client.config_set("notify-keyspace-events", "" if "--enable" in words else "Ed")
 
         def ran_with(granted: list[str]) -> tuple[int, str]:
+            client.delete("api:bob")
             client.execute_command("RL.LOG", "api:bob", 5, "10m")
             client.execute_command("ACL", "SETUSER", "tool", "reset", "on", ">secret", *granted)
             status, _, errors = tool(own_server.port, *at(own_server.port, "tool:secret@"), *words)

@@ -1,8 +1,9 @@
-"""A tool for operators: ``python -m redis_rl`` lists, inspects and resets limiters, and shows who is limited."""
+"""A tool for operators: ``python -m redis_rl`` lists, inspects, resets and blocks, and shows who is limited."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -10,34 +11,56 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib import import_module
 from itertools import chain
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from ._commands import wire
 from ._library import redis
 from ._lines.own import NO_RETRY
+from .http import Policy
 
-Row: TypeAlias = tuple[bytes, str, str, int, int | None, timedelta]
-"""Key, algorithm, window, units used, units left, and the time until none is used."""
+Cells: TypeAlias = Sequence[object]
+
+
+class Rules(NamedTuple):
+    """How keys that begin with a prefix are counted."""
+
+    prefix: bytes
+    algorithm: wire.Algorithm
+    quotas: tuple[wire.Pair, ...]
+
 
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
 _UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _BATCH = 1000
+# So many keys are shown of those that are limited most.
+_TOP = 20
 _EVENTS = "__keyevent@{}__:rl.limited"
 _SETTING = "notify-keyspace-events"
-_TITLES = ("KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET")
 _RIGHTS = {
-    "list": "+info +scan +rl.info %R~KEY*, for --quotas also +rl.peek",
-    "inspect": "+info +rl.info %R~KEY, for --quotas also +rl.peek",
+    "list": "+info +scan +rl.info %R~KEY*, for --quotas and --policies also +rl.peek",
+    "inspect": "+info +rl.info %R~KEY, for --quotas and --policies also +rl.peek",
     "reset": "+info +type +del ~KEY",
+    "block": "+info +rl.info +rl.peek ~KEY, and the command of the algorithm: +rl.log",
+    "unblock": "+info +rl.info +rl.peek ~KEY, and the command of the algorithm: +rl.log",
     "watch": "+info +config|get +subscribe &__keyevent@*, for --enable also +config|set",
+    "top": "+info +config|get +subscribe &__keyevent@*, for --enable also +config|set",
 }
 """What ACL SETUSER has to grant for each subcommand."""
-_FORMAT = "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}"
+_FORMATS = {
+    ("KEY", "ALGORITHM", "WINDOW", "USED", "LEFT", "RESET"): "{:<40} {:<9} {:>8} {:>10} {:>10} {:>9}",
+    ("KEY", "WAIT"): "{:<40} {:>9}",
+    ("TIME", "TIMES", "KEY"): "{:<8} {:>7} {}",
+    ("TIMES", "KEY"): "{:>7} {}",
+}
+"""The titles of each table, and its lines on a terminal."""
+_ROWS, _WAITS, _EACH_SECOND, _MOST_LIMITED = _FORMATS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,19 +73,28 @@ def parser() -> argparse.ArgumentParser:
         ("list", list_all, "limiters whose keys begin with a prefix"),
         ("inspect", inspect, "one limiter"),
         ("reset", reset, "forget what limiters count"),
+        ("block", block, "refuse keys, at most for the longest of their windows"),
+        ("unblock", unblock, "undo that"),
         ("watch", watch, "who is limited, each second"),
+        ("top", top, "who is limited most"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         _add_uri(command)
-        if name in ("list", "watch"):
+        if name in ("list", "watch", "top"):
             command.add_argument("prefix", nargs="?", default="", type=_bytes)
         else:
-            command.add_argument("keys", metavar="key", nargs="+" if name == "reset" else 1, type=_bytes)
-        if name in ("list", "inspect"):
-            command.add_argument("--quotas", type=_quotas, metavar="5/10s,100/h", help="what is left of these")
-        if name == "watch":
-            command.add_argument("--seconds", type=float, help="how long; else until Ctrl-C")
+            command.add_argument("keys", metavar="key", nargs=1 if name == "inspect" else "+", type=_bytes)
+        if name in ("list", "inspect", "block", "unblock"):
+            rules = command.add_mutually_exclusive_group(required=name in ("block", "unblock"))
+            rules.set_defaults(rules=[])
+            rules.add_argument("--quotas", dest="rules", type=_quotas, metavar="5/10s,100/h", help="of all these keys")
+            rules.add_argument(
+                "--policies", dest="rules", type=_policies, metavar="FILE", help="JSON or TOML: see docs/monitoring.md"
+            )
+        if name in ("watch", "top"):
+            until = "until Ctrl-C" if name == "watch" else "10"
+            command.add_argument("--seconds", type=float, default=10 if name == "top" else None, help=f"or {until}")
             command.add_argument("--enable", action="store_true", help=f"set {_SETTING} meanwhile")
     return options
 
@@ -79,11 +111,34 @@ def _add_uri(options: argparse.ArgumentParser) -> None:
     )
 
 
-def _quotas(text: str) -> tuple[wire.Pair, ...]:
+def _quotas(text: str) -> list[Rules]:
     try:
-        return wire.checked_pairs([text])
+        return [Rules(b"", "log", wire.checked_pairs([text]))]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _policies(name: str) -> list[Rules]:
+    """Reads a file whose ``policies`` have the arguments of :class:`Policy`. Their names begin the keys."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+        # Python 3.10 reads no TOML.
+        loads = import_module("tomllib").loads if name.endswith(".toml") else json.loads
+        policies = [_policy(**each) for each in loads(text)["policies"]]
+    except (ImportError, OSError, ValueError, TypeError, LookupError) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error!r}") from None
+    # The longest name that a key begins with decides.
+    policies.sort(key=lambda policy: len(policy.name), reverse=True)
+    return [Rules(f"{each.name}:".encode(), each.rules.algorithm, each.rules.quotas) for each in policies]
+
+
+def _policy(name: str, quotas: str, **options: Any) -> Policy:
+    return Policy(name, quotas, **options)
+
+
+def rules_of(key: bytes, options: argparse.Namespace) -> Rules | None:
+    """Returns how a key is counted, if the options tell."""
+    return next((each for each in options.rules if key.startswith(each.prefix)), None)
 
 
 def connect(uri: str) -> Any:
@@ -146,14 +201,13 @@ def check_loaded(nodes: list[Any], key: bytes) -> None:
                 raise explained from error
 
 
-def table(rows: Iterable[Row]) -> int:
+def table(titles: tuple[str, ...], rows: Iterable[Cells]) -> int:
     """Prints rows, with tabs unless to a terminal, and returns how many there are."""
-    is_terminal, number = sys.stdout.isatty(), 0
-    for number, (key, kind, window, used, left, reset) in enumerate(rows, 1):
+    is_terminal, number, form = sys.stdout.isatty(), 0, _FORMATS[titles]
+    for number, cells in enumerate(rows, 1):
         if is_terminal and number == 1:
-            print(_FORMAT.format(*_TITLES))
-        cells = printable(key), kind, window, used, "-" if left is None else left, f"{reset.total_seconds():.1f}s"
-        print(_FORMAT.format(*cells) if is_terminal else "\t".join(map(str, cells)))
+            print(form.format(*titles))
+        print(form.format(*cells) if is_terminal else "\t".join(map(str, cells)))
     return number
 
 
@@ -168,24 +222,40 @@ def _asked(client: Any, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
         yield reply
 
 
-def rows_of(client: Any, keys: list[bytes], quotas: tuple[wire.Pair, ...] | None) -> Iterator[Row]:
-    """Yields the rows of those limiters that have not expired since they were found."""
+def rows_of(client: Any, keys: list[bytes], options: argparse.Namespace) -> Iterator[Cells]:
+    """Yields the rows of those limiters that have not expired since they were found.
+
+    A row has key, algorithm, window, units used, units left, and the time until none is used.
+    """
     replies = _asked(client, [("RL.INFO", key) for key in keys])
-    found = [(key, info) for key, reply in zip(keys, replies, strict=True) if (info := wire.info(reply))]
-    if quotas is None:
-        for key, info in found:
-            for each in info.windows:
-                left = None if each.limit is None else max(each.limit - each.used, 0)
-                yield key, info.algorithm, _length(each.window), each.used, left, each.reset_after
-        return
-    asked = [(key, info.algorithm, limit, window) for key, info in found for limit, window in quotas]
+    found = [
+        (key, info, rules_of(key, options))
+        for key, reply in zip(keys, replies, strict=True)
+        if (info := wire.info(reply))
+    ]
     # A refusal does not tell what is used beyond the limit, so all but buckets are asked by the largest limit.
-    pairs = [(limit if kind == "bucket" else _MOST, window) for _, kind, limit, window in asked]
-    peeks = [wire.take("RL.PEEK", key, [pair], 1) for (key, *_), pair in zip(asked, pairs, strict=True)]
-    for (key, kind, limit, window), reply in zip(asked, _asked(client, peeks), strict=True):
-        verdict = wire.verdict(reply)
-        used = verdict.limit - verdict.remaining
-        yield key, kind, _length(wire.timedelta_of(window)), used, max(limit - used, 0), verdict.reset_after
+    peeks = [
+        wire.take("RL.PEEK", key, [(limit if info.algorithm == "bucket" else _MOST, window)], 1)
+        for key, info, rules in found
+        if rules
+        for limit, window in rules.quotas
+    ]
+    told = _asked(client, peeks)
+    for key, info, rules in found:
+        windows = [(each.window, each.limit, each.used, each.reset_after) for each in info.windows]
+        if rules:
+            verdicts = [(limit, window, wire.verdict(next(told))) for limit, window in rules.quotas]
+            windows = [
+                (wire.timedelta_of(window), limit, verdict.limit - verdict.remaining, verdict.reset_after)
+                for limit, window, verdict in verdicts
+            ]
+        for window, limit, used, reset_after in windows:
+            left = "-" if limit is None else max(limit - used, 0)
+            yield printable(key), info.algorithm, _length(window), used, left, _seconds(reset_after)
+
+
+def _seconds(wait: timedelta | None) -> str:
+    return "-" if wait is None else f"{wait.total_seconds():.1f}s"
 
 
 def _length(window: timedelta) -> str:
@@ -203,19 +273,19 @@ def list_all(client: Any, options: argparse.Namespace) -> int:
     check_loaded(nodes, options.prefix)
     pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", options.prefix) + b"*"
 
-    def rows(node: Any) -> Iterator[Row]:
+    def rows(node: Any) -> Iterator[Cells]:
         cursor = None
         while cursor != 0:
             cursor, keys = node.scan(cursor or 0, match=pattern, count=_BATCH, _type=_TYPE)
-            yield from rows_of(node, keys, options.quotas)
+            yield from rows_of(node, keys, options)
 
-    table(chain.from_iterable(map(rows, nodes)))
+    table(_ROWS, chain.from_iterable(map(rows, nodes)))
     return 0
 
 
 def inspect(client: Any, options: argparse.Namespace) -> int:
     """Shows the rows of one limiter."""
-    if table(rows_of(client, options.keys, options.quotas)):
+    if table(_ROWS, rows_of(client, options.keys, options)):
         return 0
     print("there is no such limiter", file=sys.stderr)
     return 1
@@ -234,8 +304,63 @@ def reset(client: Any, options: argparse.Namespace) -> int:
     return status
 
 
+def block(client: Any, options: argparse.Namespace) -> int:
+    """Fills the longest window of keys, and shows for how long they are refused then."""
+    table(_WAITS, [_blocked(client, options, key, is_to_be=True) for key in options.keys])
+    return 0
+
+
+def unblock(client: Any, options: argparse.Namespace) -> int:
+    """Gives back what blocking has filled, and nothing else that is counted."""
+    table(_WAITS, [_blocked(client, options, key, is_to_be=False) for key in options.keys])
+    return 0
+
+
+def _blocked(client: Any, options: argparse.Namespace, key: bytes, *, is_to_be: bool) -> Cells:
+    """Fills the longest window of a key unless it is full, or gives that back. Returns how long it is refused then."""
+    rules = rules_of(key, options)
+    if rules is None:
+        raise ValueError(f"{printable(key)}: no policy of the file has this name")
+    [found] = _asked(client, [("RL.INFO", key)])
+    info = wire.info(found)
+    command = f"RL.{info.algorithm if info else rules.algorithm}".upper()
+    limit, window = max(rules.quotas, key=lambda pair: wire.timedelta_of(pair[1]))
+    peek = wire.take("RL.PEEK", key, [(limit, window)], 1)
+    [told] = _asked(client, [peek])
+    if wire.verdict(told).limited != is_to_be:
+        cost = limit if is_to_be else -limit
+        list(_asked(client, [wire.take(command, key, rules.quotas, cost, force=is_to_be)]))
+    [told] = _asked(client, [wire.take("RL.PEEK", key, rules.quotas, 1)])
+    return printable(key), _seconds(wire.verdict(told).retry_after)
+
+
 def watch(client: Any, options: argparse.Namespace) -> int:
-    """Shows which keys are limited, by the keyspace events of all masters."""
+    """Shows each second which keys are limited."""
+    with _limited(client, options) as seconds, suppress(KeyboardInterrupt):
+        table(_EACH_SECOND, _timed(seconds))
+    return 0
+
+
+def _timed(seconds: Iterable[Counter[bytes]]) -> Iterator[Cells]:
+    for keys in seconds:
+        for key, times in keys.most_common():
+            yield time.strftime("%H:%M:%S"), times, printable(key)
+        sys.stdout.flush()
+
+
+def top(client: Any, options: argparse.Namespace) -> int:
+    """Shows which keys are limited most, counted for some seconds."""
+    keys: Counter[bytes] = Counter()
+    with _limited(client, options) as seconds, suppress(KeyboardInterrupt):
+        for each in seconds:
+            keys.update(each)
+    table(_MOST_LIMITED, [(times, printable(key)) for key, times in keys.most_common(_TOP)])
+    return 0
+
+
+@contextmanager
+def _limited(client: Any, options: argparse.Namespace) -> Iterator[Iterator[Counter[bytes]]]:
+    """Yields what tells each second how often each key was limited, by the keyspace events of all masters."""
     # A shell makes programs in the background ignore interrupts, so the handlers are set again.
     ends = [signal.SIGINT, signal.SIGTERM]
     # The terminal has closed, which nohup has programs ignore.
@@ -246,46 +371,39 @@ def watch(client: Any, options: argparse.Namespace) -> int:
     nodes = masters(client)
     check_loaded(nodes, options.prefix)
     restore: list[Callable[[], object]] = []
-    for node in nodes:
-        events = next(iter(node.config_get(_SETTING).values()))
-        if "E" in events and ("d" in events or "A" in events):
-            continue
-        if not options.enable:
-            print(f"the server tells of no events: add Ed to {_SETTING}, or use --enable", file=sys.stderr)
-            return 1
-        node.config_set(_SETTING, f"{events}Ed")
-        restore.append(lambda node=node, events=events: node.config_set(_SETTING, events))  # type: ignore[misc]
-    subscriptions = [node.pubsub() for node in nodes]
-    end = None if options.seconds is None else time.monotonic() + options.seconds
     try:
+        for node in nodes:
+            events = next(iter(node.config_get(_SETTING).values()))
+            if "E" in events and ("d" in events or "A" in events):
+                continue
+            if not options.enable:
+                raise ValueError(f"the server tells of no events: add Ed to {_SETTING}, or use --enable")
+            restore.append(lambda node=node, events=events: node.config_set(_SETTING, events))  # type: ignore[misc]
+            node.config_set(_SETTING, f"{events}Ed")
+        subscriptions = [node.pubsub() for node in nodes]
         for subscription in subscriptions:
             subscription.subscribe(_EVENTS.format(nodes[0].get_connection_kwargs().get("db", 0)))
             # Reads the reply, which may be an error, also if there is no time to wait for events.
             subscription.get_message(timeout=10)
-        while end is None or time.monotonic() < end:
-            for key, times in _limited(subscriptions, end).most_common():
-                if key.startswith(options.prefix):
-                    print(f"{time.strftime('%H:%M:%S')}\t{times}\t{printable(key)}", flush=True)
-    except KeyboardInterrupt:
-        pass
+        end = time.monotonic() + (float("inf") if options.seconds is None else options.seconds)
+        yield iter(lambda: _second(subscriptions, end, options.prefix), None)
     finally:
         for undo in restore:
             undo()
-    return 0
 
 
-def _limited(subscriptions: list[Any], end: float | None) -> Counter[bytes]:
-    """Counts for a second how often each key is limited."""
+def _second(subscriptions: list[Any], end: float, prefix: bytes) -> Counter[bytes] | None:
+    """Counts for a second how often each key is limited. Returns None at the end."""
     keys: Counter[bytes] = Counter()
-    until = min(time.monotonic() + 1, end or float("inf"))
-    while (left := until - time.monotonic()) > 0:
+    begun = time.monotonic()
+    while (left := min(begun + 1, end) - time.monotonic()) > 0:
         for each in subscriptions:
             message = each.get_message(timeout=min(left, 0.05) / len(subscriptions))
             while message:
-                if message["type"] == "message":
+                if message["type"] == "message" and message["data"].startswith(prefix):
                     keys[message["data"]] += 1
                 message = each.get_message()
-    return keys
+    return keys if begun < end else None
 
 
 def main(words: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ It decides by the module's own code, as WebAssembly. Needs ``pip install redis-r
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import secrets
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet, ref
 
 from ._library import redis
+from ._turns import Turn
 
 __all__ = ["MemoryLimiter"]
 
@@ -44,7 +47,40 @@ def _compiled() -> tuple[Any, Any]:
     # Else two threads compile, and stay: a program that forks is warned of them.
     config.parallel_compilation = False
     engine = wasmtime.Engine(config)
-    return engine, wasmtime.Module(engine, code.read_bytes())
+    module = wasmtime.Module(engine, code.read_bytes())
+    _lasting.update((engine, module))
+    return engine, module
+
+
+# What wasmtime has made for those limiters that there are.
+_lasting: WeakSet[Any] = WeakSet()
+
+
+@atexit.register
+def _keep_lasting() -> None:
+    """Keeps Python from deleting these after wasmtime itself, which would print errors when the process ends."""
+    for each in list(_lasting):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+class _Lock:
+    """Lets one thread of a process into the module, again if a finalizer calls in the middle of a call.
+
+    All limiters share it: of two, threads that are each in one and whose finalizers call the other would wait for ever.
+    """
+
+    # By the number of the process: another thread may be in the middle of a call at a fork.
+    _of: ClassVar[dict[int, _Lock]] = {}
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        # Of the call under way.
+        self.turn: Callable[[], Turn | None] = lambda: None
+
+    @classmethod
+    def here(cls) -> _Lock:
+        pid = os.getpid()
+        return cls._of.get(pid) or cls._of.setdefault(pid, cls())
 
 
 class MemoryLimiter:
@@ -83,6 +119,12 @@ class MemoryLimiter:
                 self._machines.pop(parent, None)
         return machine
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread is in the middle of a call, further out, for which other threads may wait."""
+        turn = _Lock.here().turn()
+        return turn is not None and turn.thread == threading.get_ident()
+
     @staticmethod
     def _now_ms(clock: Callable[[], int]) -> int:
         now_ms = clock()
@@ -108,8 +150,9 @@ class _Machine:
         engine, module = _compiled()
         import wasmtime
 
-        self._lock = threading.RLock()
+        self._lock = _Lock.here()
         self._store = wasmtime.Store(engine)
+        _lasting.add(self._store)
         exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)
         self._memory, self._run, self._buffer = exports["memory"], exports["call"], exports["buffer"]
         exports["start"](self._store, max_keys, secrets.randbits(63))
@@ -124,7 +167,9 @@ class _Machine:
         self._resize(_BYTES)
 
     def call(self, now_ms: int, words: int, data: bytes) -> bytes:
-        with self._lock:
+        turn = Turn()
+        with self._lock.lock:
+            before, self._lock.turn = self._lock.turn, ref(turn)
             calls, size = self._calls, self._size
             self._calls = calls + 1
             try:
@@ -136,6 +181,7 @@ class _Machine:
                 return said
             finally:
                 self._calls = calls
+                self._lock.turn = before
 
     def _call(self, now_ms: int, words: int, data: bytes) -> bytes:
         if self._failed is not None:

@@ -53,15 +53,29 @@ _UNREADABLE = re.compile(
 NO_CLIENT = "a client of redis-py or valkey-py is needed"
 
 
-def explained(error: Exception) -> Exception:
-    """Returns the error. If the server does not know a command, it is one that says what is missing."""
+def explained(error: Exception, words: Sequence[Key | int] = ()) -> Exception:
+    """Returns the error, or one that says what to do.
+
+    That is if the server does not know a command, or if the user lacks a right for the command of these words.
+    """
     text = str(error)
     # The cluster clients use the second phrase.
-    if not text.startswith("unknown command") and "command doesn't exist in Redis commands" not in text:
+    if text.startswith("unknown command") or "command doesn't exist in Redis commands" in text:
+        text = NOT_LOADED
+    elif words and type(error).__name__ == "NoPermissionError":
+        command, *rest = map(_named, words)
+        keys = rest[: len(rest) // 5 * 5 : 5] if command == "RL.ALL" else rest[:1]
+        needed = " ".join([f"+{command.lower()}", *(f"~{key}" for key in keys)])
+        text += f": {command} of {', '.join(map(repr, keys))} needs {needed}, or a pattern of them, by ACL SETUSER"
+    else:
         return error
-    explained = type(error)(NOT_LOADED)
+    explained = type(error)(text)
     explained.__cause__ = error
     return explained
+
+
+def _named(word: Key | int) -> str:
+    return word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
 
 
 def is_mistake(error: Exception) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Hashable
 from contextvars import Context
 from itertools import count
 from math import inf
-from random import uniform
+from random import randrange, uniform
 from types import TracebackType
 from typing import Any
-from weakref import WeakValueDictionary
 
 from .._commands import wire
 from .._commands.wire import MAX_COST, Key, Time, seconds_of
 from .._keys import Outcome, Place, Request, Rules, Said, Share
-from .._lines.loop import EachLoop, Loop, spawn
+from .._lines.loop import EachLoop, Loop, running, spawn
+from .queue import Queue, TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
 from .threads import CLOSE_SECONDS
 
 # The first and the longest wait between tries.
@@ -32,6 +31,8 @@ _APART_SECONDS = 0.02
 
 class _Hold:
     """Carries out what :class:`Place` says, with the requests that take and give back its units."""
+
+    _queue: Queue
 
     def __init__(
         self,
@@ -49,7 +50,6 @@ class _Hold:
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
         self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
         self._ttl_ms, self._timeout_ms = int(seconds * 1000), int(seconds_of("timeout", timeout) * 1000)
-        self._until_ms = 0
         # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
         self._share, self._renewed = (
             Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._ttl_ms}ms")]), 0, 0), 1)
@@ -71,15 +71,65 @@ class _Hold:
         """Whether it was not renewed in time, so that somebody else may have the place."""
         return self._place is not None and self._place.is_late(self._asking.now_ms())
 
-    def _begin_to_ask(self) -> None:
-        """Begins to ask in this thread or event loop."""
-        self._asking = self._asks.here()
-        self._until_ms = self._asking.now_ms() + self._timeout_ms
+    def _queue_in(self, where: Hashable) -> Queue:
+        """Begins to ask in this process or event loop, and returns the queue for the place."""
+        self._asking, self._queue = self._asks.here(), queue_of(where, self._asks, *self._share[:2])
+        return self._queue
 
-    def _seconds_to_try(self) -> float:
-        """The seconds until the last try, 0 or less after it."""
-        left: float = (self._until_ms - self._asking.now_ms()) / 1000
-        return left
+    async def _enter(self, me: Waiter) -> None:
+        """Tries until it has the place or its time is over."""
+        until_ms = self._asking.now_ms() + self._timeout_ms
+        try:
+            for tries in count():
+                # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
+                if tries or not self._timeout_ms or not self._queue.has_first or me.is_first:
+                    await self._try()
+                left = (until_ms - self._asking.now_ms()) / 1000
+                if self or left <= 0:
+                    return
+                await me.sleep(min(left, self._pause_after(tries)) if me.is_first else left)
+        finally:
+            me.leave()
+
+    def _pause_after(self, tries: int) -> float:
+        """The seconds between two tries: longer and longer, at random, and the shorter the more wait."""
+        longest_ms = max(_LONGEST_MS / (len(self._queue.asleep) + 1), _FIRST_MS)
+        return min(uniform(0.5, 1) * min(_FIRST_MS << min(tries, 10), _LONGEST_MS), longest_ms) / 1000
+
+    async def _try(self) -> None:
+        request = self._begin()
+        try:
+            [outcome] = await self._asking.decide([request])
+        except BaseException as interruption:
+            # The unit that may be on its way goes back by itself.
+            self._told(interruption)
+            raise
+        self._told(outcome)
+        if isinstance(outcome, Exception):
+            raise wire.explained(outcome, ["RL.LOG", self._share.key])
+        self._watch()
+
+    def _freed(self) -> None:
+        """A place was given back: of those that wait one asks at once, except for one place of some."""
+        if not self and randrange(_ONE_FOR_OTHERS):
+            self._queue.wake()
+
+    async def _renew(self, request: Request) -> None:
+        try:
+            [outcome] = await self._asking.decide([request])
+        except BaseException as interruption:
+            for each in self._told(interruption):
+                self._asking.give_back(each)
+            self._watch()
+            raise
+        back = self._told(outcome)
+        self._watch()
+        for each in back:
+            self._freed()
+            await self._asking.release(each, CLOSE_SECONDS)
+
+    def _watch(self) -> None:
+        """Has the place renewed in time."""
 
     def _begin(self) -> Request:
         if self._place and self._place.state != "over" and self._pid == os.getpid():
@@ -124,11 +174,6 @@ class _Hold:
         raise NotImplementedError
 
 
-def _pause_after(tries: int) -> float:
-    """The seconds between two tries: longer and longer, and at random, so that those who wait do not meet."""
-    return uniform(0.5, 1) * min(_FIRST_MS << min(tries, 10), _LONGEST_MS) / 1000
-
-
 class Hold(_Hold):
     """A place in a ``with`` block of :meth:`RateLimiter.hold`, true if it is held."""
 
@@ -136,19 +181,13 @@ class Hold(_Hold):
     _hook: Callable[[Key], object] | None = None
 
     def __enter__(self) -> Hold:
-        self._begin_to_ask()
-        for tries in count():
-            outcome = self._ask(self._begin())
-            if isinstance(outcome, Exception):
-                raise outcome
-            if self or (left := self._seconds_to_try()) <= 0:
-                break
-            self._sleep(min(left, _pause_after(tries)))
+        in_thread(self._enter(ThreadWaiter(self._queue_in(os.getpid()), self._sleep)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self._end():
             self._asking.give_back(request)
+            self._freed()
         self._tell()
 
     def renew(self) -> bool:
@@ -156,20 +195,9 @@ class Hold(_Hold):
         if not self:
             return False
         if request := self._tick():
-            self._ask(request)
+            in_thread(self._renew(request))
         self._tell()
         return not self.is_late
-
-    def _ask(self, request: Request) -> Outcome | Exception:
-        told: Outcome | Exception
-        try:
-            [told] = self._asking.ask([request])
-        except BaseException as interruption:
-            self._told(interruption)
-            raise
-        for each in self._told(told):
-            self._asking.give_back(each)
-        return told
 
     def _call(self, hook: Callable[[Key], object]) -> None:
         self._hook = hook
@@ -184,56 +212,23 @@ class AsyncHold(_Hold):
     """A place in an ``async with`` block of :meth:`AsyncRateLimiter.hold`, true if it is held. A timer renews it."""
 
     _renewal: asyncio.Task[None] | None = None
-    _waiting: _Waiting
 
     async def __aenter__(self) -> AsyncHold:
-        self._begin_to_ask()
-        self._waiting = _waiting.here().setdefault((self._asks, *self._share[:2]), _Waiting())
-        try:
-            if self._timeout_ms and self._waiting.is_waited:
-                # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
-                await self._waiting.pause(self._sleep(self._seconds_to_try()))
-            for tries in count():
-                await self._try()
-                if self or (left := self._seconds_to_try()) <= 0:
-                    break
-                is_poller = self._waiting.polls(self)
-                pause = min(_pause_after(tries), self._waiting.longest_pause()) if is_poller else left
-                await self._waiting.pause(self._sleep(min(left, pause)))
-        finally:
-            self._waiting.leave(self)
+        await self._enter(TaskWaiter(self._queue_in(running()), self._sleep))
         return self
-
-    async def _try(self) -> None:
-        request = self._begin()
-        try:
-            [outcome] = await self._asking.decide([request])
-        except BaseException as interruption:
-            # The unit that may be on its way goes back by itself.
-            self._told(interruption)
-            raise
-        self._told(outcome)
-        if isinstance(outcome, Exception):
-            raise outcome
-        if self:
-            _renewals.here().watch(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if self:
             _renewals.here().forget(self)
-            await self._give_back(self._end())
+            for request in self._end():
+                # Whoever is woken asks in a later turn, when this has been sent.
+                self._freed()
+                await self._asking.release(request, CLOSE_SECONDS)
             if self._renewal:
                 # The renewal under way gives back both units: the one held and the one it has asked for.
                 await asyncio.wait([self._renewal], timeout=CLOSE_SECONDS)
-
-    async def _give_back(self, requests: list[Request]) -> None:
-        for request in requests:
-            if not self:
-                # It asks in a later turn, when this has been sent.
-                self._waiting.freed()
-            await self._asking.release(request, CLOSE_SECONDS)
 
     def seconds_left(self) -> float:
         """The seconds until the next tick is due, infinite if none is."""
@@ -247,80 +242,9 @@ class AsyncHold(_Hold):
     def _call(self, hook: Callable[[Key], object]) -> None:
         asyncio.get_running_loop().call_soon(hook, self.key)
 
-    async def _renew(self, request: Request) -> None:
-        try:
-            [outcome] = await self._asking.decide([request])
-        except BaseException as interruption:
-            for each in self._told(interruption):
-                self._asking.give_back(each)
-            if self:
-                _renewals.here().watch(self)
-            raise
-        back = self._told(outcome)
+    def _watch(self) -> None:
         if self:
             _renewals.here().watch(self)
-        await self._give_back(back)
-
-
-class _Waiting:
-    """Those who wait in an event loop for a place of one key. One of them polls for all, so thousands may wait."""
-
-    def __init__(self) -> None:
-        self._poller: AsyncHold | None = None
-        self._freed = 0
-        # Their sleeps, the one that began first at the beginning.
-        self._sleeps: OrderedDict[asyncio.Future[Any], None] = OrderedDict()
-
-    @property
-    def is_waited(self) -> bool:
-        return bool(self._sleeps)
-
-    def polls(self, hold: AsyncHold) -> bool:
-        """Whether this one polls: the first to wait, until it leaves."""
-        if self._poller is None:
-            self._poller = hold
-        return self._poller is hold
-
-    async def pause(self, sleep: Coroutine[Any, Any, Any]) -> None:
-        """Waits for the end of the sleep, or until it is woken."""
-        sleeping = asyncio.ensure_future(sleep)
-        self._sleeps[sleeping] = None
-        try:
-            await asyncio.wait([sleeping])
-        except asyncio.CancelledError:
-            if sleeping not in self._sleeps:
-                # It was woken and does not ask any more.
-                self.wake()
-            raise
-        finally:
-            self._sleeps.pop(sleeping, None)
-            sleeping.cancel()
-        if not sleeping.cancelled():
-            sleeping.result()
-
-    def longest_pause(self) -> float:
-        """The longest time in seconds between two polls: the more wait, the shorter."""
-        return max(_LONGEST_MS / (len(self._sleeps) + 1), _FIRST_MS) / 1000
-
-    def freed(self) -> None:
-        """A place was given back."""
-        self._freed += 1
-        if self._freed % _ONE_FOR_OTHERS:
-            self.wake()
-
-    def wake(self) -> None:
-        """The one that has slept longest asks at once."""
-        if self._sleeps:
-            self._sleeps.popitem(last=False)[0].cancel()
-
-    def leave(self, hold: AsyncHold) -> None:
-        """This one asks no more. If nobody polls then, the one that has slept longest asks, and polls from then on."""
-        if self._poller in (hold, None):
-            self._poller = None
-            self.wake()
-
-
-_waiting: EachLoop[WeakValueDictionary[Any, _Waiting]] = EachLoop(lambda loop: WeakValueDictionary())
 
 
 class _Renewals:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import deque
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
-from contextvars import Context
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from .._commands import wire
 from .._commands.wire import (
@@ -29,10 +24,11 @@ from .._commands.wire import (
     seconds_of,
 )
 from .._keys import Request, Rules, Share, verdict_of
-from .._lines.loop import EachLoop
+from .._lines.loop import running
 from .._lines.own import kinds_of
 from .hold import AsyncHold, Hold
 from .loops import InLoops
+from .queue import TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
 from .threads import InThreads, asking_of
 
 if TYPE_CHECKING:
@@ -75,10 +71,9 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
     _held: Any
     # Sends a command and reads its reply.
     _call: Callable[..., Any]
-    # Asks, sleeps and asks again until the units are taken or a wait is too long.
     _acquire: Callable[..., Any]
 
-    def __init__(self, client: Client, clock: Clock | None, sleep: Callable[[float], Any]) -> None:
+    def __init__(self, client: Client, clock: Clock | None, sleep: Callable[[float], Any] | None) -> None:
         check_client(client)
         self.client, self._sleep = client, sleep
         self.clock: Clock | None = clock or getattr(client, "clock", None)
@@ -147,9 +142,9 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
 
         Of a bucket it asks once, and sleeps for the wait that it is told: all who wait are served in the order in which
         they asked, whatever their process. Of the other algorithms it sleeps exactly as long as the server says, and
-        asks again; in an event loop one asks for a key, and the others stand in order behind it. If the wait is longer
-        than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and ``at``, to
-        give the units back.
+        asks again: one thread of a process, or one task of an event loop. The others stand in order behind it. If the
+        wait is longer than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and
+        ``at``, to give the units back.
 
         Who is cancelled or interrupted takes nothing: its units go back as of their time, also those on their way.
         """
@@ -159,6 +154,31 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         within_ms = timeout_ms if algorithm == "bucket" and cost else None
         rules = Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0, within_ms)
         return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
+
+    async def _served(self, me: Waiter, share: Share, timeout_ms: int) -> Verdict:
+        """Asks, sleeps and asks again until the units are taken or a wait is too long."""
+        here = self._asking.here()
+        until_ms = here.now_ms() + timeout_ms
+        try:
+            if not share.rules.is_ahead:
+                while (left_ms := until_ms - here.now_ms()) > 0 and not me.is_first:
+                    await me.sleep(left_ms / 1000)
+            while True:
+                request = Request([share])
+                try:
+                    [outcome] = await here.decide([request])
+                    if isinstance(outcome, Exception):
+                        raise wire.explained(outcome, [share.rules.command, share.key])
+                    verdict = verdict_of(outcome, share.cost)
+                    if wait := _wait(share, verdict, until_ms - here.now_ms()):
+                        await me.pause(wait)
+                except BaseException:
+                    here.give_back(request)
+                    raise
+                if verdict.allowed or not wait:
+                    return _used(verdict)
+        finally:
+            me.leave()
 
     def hold(
         self,
@@ -176,7 +196,8 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
 
         ``ttl`` is in seconds, the same for all who hold this key: how long the place of a process that is killed is
         not free. In an event loop a place is renewed every third of it. Else it is how long the block may take, or
-        until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, in no particular order.
+        until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, behind those of this
+        process or event loop that wait already.
         ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
         the block is not ended. Raises an error if Redis is away.
         """
@@ -197,11 +218,11 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
     _where, _held = InThreads, Hold
 
     def __init__(
-        self, client: Client, *, clock: Clock | None = None, sleep: Callable[[float], object] = time.sleep
+        self, client: Client, *, clock: Clock | None = None, sleep: Callable[[float], object] | None = None
     ) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone.
 
-        ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
+        ``sleep`` replaces the real time in which ``acquire`` and ``hold`` wait: for tests, beside a clock.
         """
         if _is_async(client):
             raise TypeError("this client is asynchronous: use AsyncRateLimiter, or redis.Redis")
@@ -211,24 +232,13 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
         try:
             return read(self.client.execute_command(*words))
         except Exception as error:
-            if (explained := wire.explained(error)) is not error:
+            if (explained := wire.explained(error, words)) is not error:
                 raise explained from error
             raise
 
     def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        here = self._asking.here()
-        until_ms = here.now_ms() + timeout_ms
-        while True:
-            request = Request([share])
-            try:
-                verdict = verdict_of(here.ask([request])[0], share.cost)
-                if wait := _wait(share, verdict, until_ms - here.now_ms()):
-                    self._sleep(wait)
-            except BaseException:
-                here.give_back(request)
-                raise
-            if verdict.allowed or not wait:
-                return _used(verdict)
+        queue = queue_of(os.getpid(), self._asking, share.key)
+        return in_thread(self._served(ThreadWaiter(queue, self._sleep), share, timeout_ms))
 
 
 class AsyncRateLimiter(
@@ -249,11 +259,11 @@ class AsyncRateLimiter(
         client: Client,
         *,
         clock: Clock | None = None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
         """Takes a client as it is, for one server or for a cluster, and leaves its settings alone.
 
-        ``sleep`` is how ``acquire`` waits so many seconds: for tests, beside a clock.
+        ``sleep`` replaces the real time in which ``acquire`` and ``hold`` wait: for tests, beside a clock.
         """
         if kinds_of(client) and not _is_async(client):
             raise TypeError("this client is not asynchronous: use RateLimiter, or redis.asyncio.Redis")
@@ -265,80 +275,13 @@ class AsyncRateLimiter(
             # A limiter in memory replies at once.
             return read(await reply if isawaitable(reply) else reply)
         except Exception as error:
-            if (explained := wire.explained(error)) is not error:
+            if (explained := wire.explained(error, words)) is not error:
                 raise explained from error
             raise
 
     async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        until_ms = self._asking.here().now_ms() + timeout_ms
-        if share.rules.is_ahead or not timeout_ms:
-            return await self._served(share, until_ms)
-        line = _in_line.here().setdefault((self._asking, share.key), _InLine())
-        if not await line.enter(timeout_ms / 1000):
-            return await self._served(share, 0)
-        try:
-            return await self._served(share, until_ms)
-        finally:
-            line.leave()
-
-    async def _served(self, share: Share, until_ms: int) -> Verdict:
-        here = self._asking.here()
-        while True:
-            request = Request([share])
-            try:
-                verdict = verdict_of((await here.decide([request]))[0], share.cost)
-                if wait := _wait(share, verdict, until_ms - here.now_ms()):
-                    await self._sleep(wait)
-            except BaseException:
-                here.give_back(request)
-                raise
-            if verdict.allowed or not wait:
-                return _used(verdict)
-
-
-class _InLine:
-    """Those who wait in an event loop for units of one key. The first asks, and the others stand in order behind it."""
-
-    def __init__(self) -> None:
-        self._is_asked = False
-        self._turns: deque[asyncio.Future[bool]] = deque()
-
-    async def enter(self, seconds: float) -> bool:
-        """Returns True when it is this one's turn, or False if that takes longer."""
-        if not self._is_asked:
-            self._is_asked = True
-            return True
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(seconds, self._give, turn, False, context=Context())
-        self._turns.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.result():
-                self.leave()
-            raise
-        finally:
-            timer.cancel()
-            with suppress(ValueError):
-                self._turns.remove(turn)
-
-    def leave(self) -> None:
-        """The next one asks."""
-        while self._turns:
-            if self._give(self._turns.popleft(), True):
-                return
-        self._is_asked = False
-
-    @staticmethod
-    def _give(turn: asyncio.Future[bool], is_mine: bool) -> bool:
-        if turn.done():
-            return False
-        turn.set_result(is_mine)
-        return True
-
-
-_in_line: EachLoop[WeakValueDictionary[Any, _InLine]] = EachLoop(lambda loop: WeakValueDictionary())
+        queue = queue_of(running(), self._asking, share.key)
+        return await self._served(TaskWaiter(queue, self._sleep), share, timeout_ms)
 
 
 def _wait(share: Share, verdict: Verdict, left_ms: int) -> float:

@@ -14,7 +14,7 @@ from .._keys import Keys, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
-from .turns import Turns
+from .._turns import Turns
 
 _log = logging.getLogger("redis_rl")
 

@@ -19,9 +19,9 @@ from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step, verdict
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
+from .._turns import Turns
 from ..memory import MemoryLimiter
 from .nodes import Asking, Nodes
-from .turns import Turns
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -65,6 +65,10 @@ class _HereLines:
 
     def __init__(self, limiter: MemoryLimiter) -> None:
         self._limiter = limiter
+
+    @property
+    def is_mine(self) -> bool:
+        return self._limiter.is_mine
 
     def node_of(self, key: Key) -> Node:
         return None
@@ -138,7 +142,8 @@ class InProcess(Asking):
             is_probe = bool(away)
         is_shared = self._remembers or any(share.rules.units for each in requests for share in each.shares)
         me = threading.get_ident()
-        call = _Call(requests, is_alone=not is_shared or self._turns.is_mine or me in self._calls, is_probe=is_probe)
+        is_inner = is_shared and (self._turns.is_mine or me in self._calls or self.lines.is_mine)
+        call = _Call(requests, is_alone=not is_shared or is_inner, is_probe=is_probe)
         if not call.is_alone:
             self._calls[me] = call
         try:

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 from typing import Any, TypeAlias
 
+from .._turns import Turns
 from .errors import is_moved, state_of
 from .line import CONNECTING
 from .own import Library, Node, Router, own_pool, sentinels_of
@@ -21,6 +22,8 @@ Words: TypeAlias = Sequence[Name | int]
 _CONNECTIONS = 32
 # The most timeouts that one attempt to connect may take, however busy this process is.
 _MOST_TIMEOUTS = 64
+# How often a thread looks whether another has learned a cluster.
+_LOOK_SECONDS = 0.005
 
 
 class ThreadLines(Router):
@@ -34,8 +37,7 @@ class ThreadLines(Router):
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
         self._holders: set[int] = set()
-        # Of the thread that is at it, which may come again in a finalizer.
-        self._learning = threading.RLock()
+        self._learning = Turns()
 
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
@@ -84,18 +86,33 @@ class ThreadLines(Router):
         except Exception as error:
             return error
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether other threads may wait for this one, which is interrupted by a finalizer or a signal handler."""
+        return self._learning.is_mine
+
     def _learn(self, without: Node = None) -> Exception | None:
-        """Asks which node has which slots, one thread at a time, and returns why that failed."""
-        with self._learning:
-            if self.is_fresh:
-                return None
-            try:
+        """Asks which node has which slots, one thread at a time, and returns why that failed.
+
+        Only a thread that knows no node at all waits for another's answer.
+        """
+        told = self._learning.now(self._learned, without)
+        while told is None and self._cluster is None:
+            if self._learning.is_mine:
+                told = self._learned(without)
+            else:
+                sleep(_LOOK_SECONDS)
+                told = self._learning.now(self._learned, without)
+        return told[0] if told else None
+
+    def _learned(self, without: Node) -> tuple[Exception | None]:
+        try:
+            if not self.is_fresh:
                 self._cluster = self.new_cluster(without)
-            except Exception as error:
-                return error
-            finally:
-                self.renewed = monotonic()
-        return None
+        except Exception as error:
+            self.renewed = monotonic()
+            return (error,)
+        return (None,)
 
     def close(self) -> None:
         """Closes the idle connections. New ones are made if more is sent."""

@@ -13,7 +13,7 @@ from weakref import ref
 _Result = TypeVar("_Result")
 
 
-class _Turn:
+class Turn:
     """Kept by the frame of whoever has the turn, and by nothing else."""
 
     __slots__ = ("__weakref__", "process", "thread")
@@ -34,7 +34,7 @@ class Turns:
         # Who has the turn, or nothing. An interruption between any two instructions ends the frame of whoever has it:
         # with the frame goes what the weak reference is to, and with that the entry. By the number of the process,
         # since a thread of the parent keeps its turn in a forked child for ever.
-        self._has: dict[int, ref[_Turn]] = {}
+        self._has: dict[int, ref[Turn]] = {}
 
     @property
     def is_mine(self) -> bool:
@@ -72,8 +72,8 @@ class Turns:
             finally:
                 self._has.pop(turn.process, None)
 
-    def _begin(self) -> _Turn | None:
-        turn = _Turn()
+    def _begin(self) -> Turn | None:
+        turn = Turn()
         # One instruction both looks and takes.
         lost: Any = partial(self._has.pop, turn.process)
         return turn if self._has.setdefault(turn.process, ref(turn, lost))() is turn else None
