@@ -55,8 +55,7 @@ describe("the platform", () => {
   });
 
   test("a program that only uses clientAddress does not carry a limiter", async () => {
-    const contents =
-      'import { clientAddress } from "redis-rl/address"; console.log(clientAddress("192.0.2.1"));';
+    const contents = 'import { clientAddress } from "redis-rl"; console.log(clientAddress("192.0.2.1"));';
     const { outputFiles } = await build({
       stdin: { contents, resolveDir: import.meta.dirname },
       ...{ bundle: true, platform: "node", write: false, logLevel: "error" },
