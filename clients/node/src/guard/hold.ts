@@ -99,7 +99,7 @@ async function taken(client: Asking, key: Key, limit: number, options: HoldOptio
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
   // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
-  const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
+  const [taking, renewing] = [rulesOf(limit), () => rulesOf(MAX_LIMIT)];
   const places = Places.of(client, clock);
   const { driver } = places;
   const name = nameOf(taking, key);
@@ -240,7 +240,7 @@ class HeldPlace implements Hold {
     readonly key: Key,
     readonly name: string,
     forMs: number,
-    readonly renewing: Rules,
+    readonly renewing: () => Rules,
     readonly onLate: HoldOptions["onLate"],
   ) {
     this.place = new Place(forMs, places.driver.known());
@@ -302,7 +302,7 @@ class HeldPlace implements Hold {
   /** Does what `Place` says. */
   #follow(says: readonly Says[]): void {
     for (const say of says) {
-      if (say === "take") this.#ask(this.renewing);
+      if (say === "take") this.#ask(this.renewing());
       // An error thrown by `onLate` must not stop the other places that share this timer.
       else if (say === "late") outside(() => queueMicrotask(() => this.onLate?.(this.key)));
       else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);

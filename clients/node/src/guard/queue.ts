@@ -1,7 +1,7 @@
 // Waiting in line: those of a process who wait for the same key stand in the order in which they came.
 
 import type { Asking } from "../lines/asker.js";
-import type { Clock, ClockOption } from "../commands/clock.js";
+import type { ClockOption } from "../commands/clock.js";
 import { type Driver, onAbort } from "./driver.js";
 
 /** Options of those who wait. */
@@ -92,9 +92,11 @@ export class Queue<T extends Waiter = Waiter> extends Set<T> {
 }
 
 /** One for each client and clock, made when it is first needed. */
-export function forEach<T extends object>(make: (client: Asking, clock: Clock | undefined) => T) {
+export function forEach<T extends object>(
+  make: (client: Asking, clock: ClockOption["clock"]) => T,
+): typeof make {
   const all = new WeakMap<object, WeakMap<object, T>>();
-  return (client: Asking, clock: Clock | undefined): T => {
+  return (client, clock) => {
     const byClock = all.get(client) ?? new WeakMap<object, T>();
     const found = byClock.get(clock ?? all) ?? make(client, clock);
     all.set(client, byClock.set(clock ?? all, found));
