@@ -96,9 +96,13 @@ async function inLine(line: Line, waiter: Waiter, share: Share): Promise<Verdict
   const { driver, endMs, options } = waiter;
   line.add(waiter);
   try {
-    if (line.first !== waiter && line.dueMs <= endMs) await waiter.sleep(Infinity);
-    // Nobody behind the first is served before it.
-    while (line.first === waiter) {
+    for (;;) {
+      // Nobody behind the first is served before it.
+      while (line.first !== waiter) {
+        if (line.dueMs > endMs)
+          return { ...(line.refusal as Verdict), retryAfterMs: line.dueMs - driver.known() };
+        await waiter.sleep(Infinity);
+      }
       options.signal?.throwIfAborted();
       const verdict = await ask(waiter, new Request([share]), share.cost);
       const { allowed, retryAfterMs } = verdict;
@@ -107,7 +111,6 @@ async function inLine(line: Line, waiter: Waiter, share: Share): Promise<Verdict
       line.refused(verdict, dueMs);
       await waiter.sleep(dueMs);
     }
-    return { ...(line.refusal as Verdict), retryAfterMs: line.dueMs - driver.known() };
   } finally {
     if (line.leave(waiter)) line.next();
   }
