@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .._commands.wire import Clock
+from .._commands.wire import Clock, take
 from .._keys import Keys, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
@@ -141,6 +141,20 @@ class Asking:
         """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
         self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
+
+    def peeks(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[tuple[Any, Any]]:
+        """Returns for each quota of the shares the key and the words that tell what it would say of a request now.
+
+        Raises the error of a node that is away. To look neither finds that a node is away, nor that it is back.
+        """
+        for share in shares if self._nodes.are_away else ():
+            if error := self._nodes.error_of(node_of(share.key)):
+                raise error
+        return [
+            (share.key, take("RL.PEEK", share.key, [pair], share.cost, at=self.as_of()))
+            for share in shares
+            for pair in share.rules.quotas
+        ]
 
     def as_of(self) -> int | None:
         """The time that commands name, or None if the server's clock decides."""
