@@ -27,7 +27,7 @@ from time import monotonic, sleep
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Key, Time, check_cost, explained, is_mistake, seconds_of, sendable, verdict
+from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable, verdict
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
@@ -439,7 +439,7 @@ class AsyncGuard:
             if isinstance(reply, Exception):
                 if is_mistake(reply) and not is_away(reply):
                     raise reply
-                return explained(reply)
+                return reply
         verdicts = iter(map(verdict, replies))
         parts = []
         for group in groups:
