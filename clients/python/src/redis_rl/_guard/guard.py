@@ -254,14 +254,14 @@ class AsyncGuard:
         visit: Visit | None = self._state(request).get(VISIT)
         limits = [self._limit(policies)]
         known = Known()
-        charges = await self._charged(limits, request, None, known, visit.whose if visit else ())
+        charges = await self._charged(limits, request, None, known, set(visit.whose) if visit else set())
         groups = _grouped(known.add_up(charges, may_repeat=True))
-        told = await self._peeked(self._where.here(), groups, is_local=False)
-        if isinstance(told, Exception):
+        for where in filter(None, (self._where, self._local)):
+            told = await self._peeked(where.here(), groups, is_local=where is self._local)
+            if not isinstance(told, Exception):
+                return Taken(limits, told).decided()
             self._undecided(told, [charge.policy for charge in charges], is_peek=True)
-            told = await self._peeked(self._local.here(), groups, is_local=True) if self._local else []
-        assert not isinstance(told, Exception)
-        return Taken(limits, told).decided()
+        return Taken(limits, []).decided()
 
     def _limit(self, policies: Policies | None) -> Limit:
         if policies is None:
@@ -288,7 +288,7 @@ class AsyncGuard:
         is_by_hand: bool = False,
     ) -> Taken:
         """Takes from all policies of these limits, the outermost first, or from none."""
-        known, whose = (visit.known, visit.whose) if visit else (Known(), ())
+        known, whose = (visit.known, visit.whose) if visit else (Known(), set())
         charges = await self._charged(limits, request, cost, known, whose)
         may_repeat = is_by_hand or limits[0] is not self._all or not (visit and visit.taken)
         groups = _grouped(known.add_up(charges, may_repeat=may_repeat))
@@ -336,22 +336,25 @@ class AsyncGuard:
         return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
 
     async def _charged(
-        self, limits: Sequence[Limit], request: Any, cost: Cost | None, known: Known, whose: Iterable[Any]
+        self, limits: Sequence[Limit], request: Any, cost: Cost | None, known: Known, whose: set[Any]
     ) -> list[Charge]:
-        """Returns what a request takes of each policy of these limits. ``whose`` has the keys of limits further out."""
+        """Returns what a request takes of each policy of these limits. ``whose`` has the keys of limits further out.
+
+        From then on it has theirs too.
+        """
         policies: list[Policy] = []
         charges: list[Charge] = []
-        whose = set(whose)
-        step = Known()
         for limit in limits:
             chosen = await limit.of(request)
             known.note(limit, chosen)
-            step.note(limit, chosen)
             policies += chosen
             of_limit = await self._charges(chosen, request, cost, whose)
             charges += of_limit
             whose.update(charge.whose for charge in of_limit if charge.whose is not None)
         if isinstance(cost, Mapping):
+            step = Known()
+            for limit in limits:
+                step.note(limit, policies)
             step.check(cost)
         elif cost is not None and len(policies) > 1:
             raise ValueError("several policies limit this request: name the cost of each")

@@ -149,8 +149,12 @@ def check_together(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if not names.setdefault(policy.name, policy).is_same(policy):
             raise ValueError(f"each policy of a request needs a name of its own: {policy.name}")
+    check_number(names.values())
+
+
+def check_number(policies: Iterable[Policy]) -> None:
     # The server's refusal would count as Redis being away.
-    if sum(len(policy.quotas) for policy in names.values()) > _MAX_ROWS:
+    if sum([len(policy.quotas) for policy in policies]) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 

@@ -12,7 +12,7 @@ from .._commands.wire import Key, check_cost
 from .._keys import Outcome, Request, Share
 from ..http import Answer, Decision, Figures, Policy, Standing
 from .loops import InLoop
-from .policies import Cost, Limit, check_together
+from .policies import Cost, Limit, check_number
 from .threads import InProcess
 
 _TWICE = "a guard is in front of this application already: it needs one guard.middleware"
@@ -40,7 +40,8 @@ class Known:
 
     def note(self, limit: Limit, policies: Iterable[Policy]) -> None:
         self._are_chosen |= limit.fixed is None
-        self._all.update(policy.name for policy in policies)
+        for policy in policies:
+            self._all.add(policy.name)
 
     def check(self, units: Mapping[str, int]) -> None:
         """Raises an error for a name that no policy has, where all are known."""
@@ -67,9 +68,10 @@ class Known:
             if earlier := whole.get(name):
                 charge = charge._replace(share=share._replace(cost=earlier.share.cost + share.cost))
             whole[name] = charge
-        if len(whole) > 1:
-            check_together([charge.policy for charge in whole.values()])
-        return list(whole.values())
+        summed = list(whole.values())
+        if len(summed) > 1:
+            check_number([charge.policy for charge in summed])
+        return summed
 
 
 class Part:
@@ -95,14 +97,9 @@ class Part:
 
     async def settle(self, used: Mapping[int, int]) -> None:
         """Corrects what was taken to what was used, by the index of policies, unless it has gone back already."""
-        request = self.request
-        if request.gives_back:
+        if self.request.gives_back or not used:
             return
-        if not request.settling:
-            used = {index: units for index, units in used.items() if sum(request.counted[index].values()) != units}
-        if not used:
-            return
-        outcome = await self._asking.settle(request, used)
+        outcome = await self._asking.settle(self.request, used)
         if not isinstance(outcome, Exception):
             self.standing = Standing(self.policies, outcome)
         else:
@@ -124,13 +121,9 @@ class Taken:
 
     def __init__(self, limits: Sequence[Limit], parts: Sequence[Part], *, is_by_hand: bool = False) -> None:
         self.limits, self.parts, self.is_by_hand = limits, parts, is_by_hand
-        # What the client is told if the request may not pass.
+        # The part that may refuse, and what the client is told if it does.
+        self.main = None if not parts or parts[0].is_dry else parts[0]
         self.refusal: Decision | None = None
-
-    @property
-    def main(self) -> Part | None:
-        """The part that may refuse."""
-        return next((part for part in self.parts if not part.is_dry), None)
 
     @property
     def standings(self) -> list[Standing]:
@@ -174,7 +167,7 @@ class Visit:
         self.taken: list[Taken] = []
         self._by_hand: deque[tuple[float, Taken]] = deque()
         # What a handler took, by the names of policies, that has left its window.
-        self._spent: Counter[str] = Counter()
+        self._spent: dict[str, int] = {}
         self.known = Known()
         # What the limits further out count by.
         self.whose: set[Any] = set()
@@ -192,22 +185,21 @@ class Visit:
         """Notes what was taken, and what the answer is to tell unless it has begun."""
         if taken.refusal is not None and not self.has_begun:
             self.refusal = taken.refusal
-        self.whose.update(charge.whose for part in taken.parts for charge in part.charges if charge.whose is not None)
         if not taken.is_by_hand:
             self.taken.append(taken)
             if self.refusal is not None:
                 # Even if the application asks several limits, or catches the refusal.
                 self.release()
         elif taken.refusal is None:
-            self._is_used = True
+            self._is_used |= bool(taken.parts)
             self._add_by_hand(taken)
 
     def _add_by_hand(self, taken: Taken) -> None:
         """Notes what a handler took until it leaves its window, so that a long request remains small."""
         now = monotonic()
         while self._by_hand and self._by_hand[0][0] <= now:
-            for part in self._by_hand.popleft()[1].parts:
-                self._spent.update({charge.policy.name: charge.share.cost for charge in part.charges})
+            for charge in [charge for part in self._by_hand.popleft()[1].parts for charge in part.charges]:
+                self._spent[charge.policy.name] = self._spent.get(charge.policy.name, 0) + charge.share.cost
         windows = [item.window.total_seconds() for part in taken.parts for each in part.policies for item in each.items]
         if windows:
             self._by_hand.append((now + max(windows), taken))
@@ -242,7 +234,7 @@ class Visit:
         for units in used.values():
             check_cost(units)
         self.known.check(used)
-        left = {name: max(units - self._spent[name], 0) for name, units in used.items()}
+        left = {name: max(units - self._spent.get(name, 0), 0) for name, units in used.items()}
         parts = [part for taken in self._all for part in taken.parts if not part.request.gives_back]
         of_parts: list[dict[int, int]] = [{} for _ in parts]
         newest: dict[str, tuple[int, int]] = {}
