@@ -46,6 +46,8 @@ class Refused(web.HTTPException):
 class Guard(AsyncGuard):
     """Limits the requests of an aiohttp application."""
 
+    _refused = Refused
+
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Limits an application. Its place among the middlewares is after that of CORS."""
@@ -93,9 +95,6 @@ class Guard(AsyncGuard):
             return cast(_Handler, with_limit(limited, limit))
 
         return decorate
-
-    def _refused(self, decision: Decision) -> Exception:
-        return Refused(decision)
 
     def _state(self, request: web.Request) -> MutableMapping[str, Any]:
         state: dict[str, Any] | None = request.get(_STATE)

@@ -92,7 +92,12 @@ class Refused(HTTPException):
 
 
 class Guard(AsyncGuard):
-    """Limits the requests of an ASGI application. Functions of the request are called with its scope."""
+    """Limits the requests of an ASGI application. Functions of the request are called with its scope.
+
+    Methods take the scope, or a request of Starlette.
+    """
+
+    _refused = Refused
 
     def middleware(self, app: App) -> App:
         """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
@@ -102,23 +107,11 @@ class Guard(AsyncGuard):
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
         return Route(self._routes, policies, self._take_route, partial(_Middleware, self._take_of, self._check))
 
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Decision:
-        """Takes units by the scope, or by a request of Starlette: see :meth:`AsyncGuard.take`."""
-        return await super().take(self._state(request), policies, cost)
-
-    async def peek(self, request: Any, policies: Policies | None = None) -> Decision:
-        """Tells what :meth:`take` would: see :meth:`AsyncGuard.peek`."""
-        return await super().peek(self._state(request), policies)
-
-    async def _held(self, tried: list[Any], make: Callable[..., Any], request: Any, *place: Any) -> Any:
-        return await super()._held(tried, make, self._state(request), *place)
-
-    def _refused(self, decision: Decision) -> Exception:
-        return Refused(decision)
-
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
         return scope
+
+    _own = _state
 
     def _address(self, request: Scope) -> str | None:
         return (request.get("client") or (None,))[0]

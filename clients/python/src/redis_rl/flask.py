@@ -47,6 +47,8 @@ class Refused(HTTPException):
 class Guard(SyncGuard):
     """Limits the requests of a Flask application."""
 
+    _refused = Refused
+
     def middleware(self, app: Flask) -> None:
         """Limits an application, before anything else that it does with a request."""
         app.before_request(self._before)
@@ -94,9 +96,6 @@ class Guard(SyncGuard):
             return with_limit(limited, limit)
 
         return decorate
-
-    def _refused(self, decision: Decision) -> Exception:
-        return Refused(decision)
 
     def _state(self, request: Request) -> MutableMapping[str, Any]:
         return request.environ

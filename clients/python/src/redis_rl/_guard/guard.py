@@ -24,10 +24,10 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from time import monotonic, sleep
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable, verdict
+from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
@@ -42,7 +42,19 @@ from .policies import ByHand, Cost, KeyOf, Limit, Policies, Routes, check_order,
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Known, Part, Taken, Visit
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _Result = TypeVar("_Result")
+
+
+class HoldOptions(TypedDict, total=False):
+    """How long a place lasts, how long to wait for one, and what is told if it is late."""
+
+    ttl: Time
+    timeout: Time
+    on_late: Callable[[Key], object] | None
+
 
 OnLimited: TypeAlias = Callable[[Any, Decision], Answer | Awaitable[Answer | None] | None]
 
@@ -117,6 +129,9 @@ class AsyncGuard:
     quick, and asks the guard nothing. ``clock`` returns the Unix time in milliseconds as of which to decide,
     for tests.
     """
+
+    # The exception that the middleware or the framework answers.
+    _refused: Callable[[Decision], Exception] = Refused
 
     def __init__(
         self,
@@ -206,13 +221,13 @@ class AsyncGuard:
     def _address(self, request: Any) -> str | None:
         raise NotImplementedError
 
+    def _own(self, request: Any) -> Any:
+        """Returns the request as functions of the request get it."""
+        return request
+
     def _route(self, request: Any, limit: Limit) -> str | None:
         """Returns the name of the route that has this limit, made by :func:`route_name`."""
         raise NotImplementedError
-
-    def _refused(self, decision: Decision) -> Exception:
-        """Returns the exception that the middleware or the framework answers."""
-        return Refused(decision)
 
     def _visit_of(self, request: Any) -> Visit:
         visit: Visit | None = self._state(request).get(VISIT)
@@ -242,7 +257,7 @@ class AsyncGuard:
         the request has met before adds up.
         """
         visit = self._visit_by_hand(request, "take")
-        taken = await self._take_of([self._limit(policies)], request, cost, visit, is_by_hand=True)
+        taken = await self._take_of([self._limit(policies)], self._own(request), cost, visit, is_by_hand=True)
         return taken.decided() if taken.refusal is None else taken.refusal
 
     async def peek(self, request: Any, policies: Policies | None = None) -> Decision:
@@ -254,14 +269,9 @@ class AsyncGuard:
         visit: Visit | None = self._state(request).get(VISIT)
         limits = [self._limit(policies)]
         known = Known()
-        charges = await self._charged(limits, request, None, known, set(visit.whose) if visit else set())
+        charges = await self._charged(limits, self._own(request), None, known, set(visit.whose) if visit else set())
         groups = _grouped(known.add_up(charges, may_repeat=True))
-        for where in filter(None, (self._where, self._local)):
-            told = await self._peeked(where.here(), groups, is_local=where is self._local)
-            if not isinstance(told, Exception):
-                return Taken(limits, told).decided()
-            self._undecided(told, [charge.policy for charge in charges], is_peek=True)
-        return Taken(limits, []).decided()
+        return Taken(limits, await self._decided(groups, is_peek=True)).decided()
 
     def _limit(self, policies: Policies | None) -> Limit:
         if policies is None:
@@ -402,23 +412,23 @@ class AsyncGuard:
             raise TypeError(f"a key is text, or None: {whose!r}")
         return whose
 
-    async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
+    async def _decided(self, groups: Sequence[Sequence[Charge]], *, is_peek: bool = False) -> list[Part]:
         """Has Redis decide, or this process while a node with one of the keys is away."""
-        parts = await self._decided_by(self._where.here(), groups)
+        parts = await self._decided_by(self._where.here(), groups, is_peek=is_peek)
         failed = next((part for part in parts if part.error), None)
         if failed and failed.error:
-            self._undecided(failed.error, failed.policies)
+            self._undecided(failed.error, failed.policies, is_peek=is_peek)
             if self._local:
                 for part in parts:
                     part.release()
-                return await self._decided_by(self._local.here(), groups, is_local=True)
+                return await self._decided_by(self._local.here(), groups, is_peek=is_peek, is_local=True)
         return parts
 
     async def _decided_by(
-        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool = False
+        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool, is_local: bool = False
     ) -> list[Part]:
         requests = [Request([charge.share for charge in group]) for group in groups]
-        outcomes = await asking.decide(requests)
+        outcomes = await (asking.peek(requests) if is_peek else asking.decide(requests))
         for outcome in outcomes:
             if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):
                 for request in requests:
@@ -428,28 +438,6 @@ class AsyncGuard:
             Part(asking, group, request, outcome, is_local=is_local, failed=self._undecided)
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
         ]
-
-    async def _peeked(
-        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool
-    ) -> list[Part] | Exception:
-        """Returns what each group would be told now, or the error."""
-        shares = [charge.share for group in groups for charge in group]
-        try:
-            replies = await asking.peek(shares) if shares else []
-        except Exception as error:
-            replies = [error]
-        for reply in replies:
-            if isinstance(reply, Exception):
-                if is_mistake(reply) and not is_away(reply):
-                    raise reply
-                return reply
-        verdicts = iter(map(verdict, replies))
-        parts = []
-        for group in groups:
-            request = Request([charge.share for charge in group])
-            request.rows = [tuple(next(verdicts) for _ in charge.share.rules.quotas) for charge in group]
-            parts.append(Part(asking, group, request, request.answer(), is_local=is_local, failed=self._undecided))
-        return parts
 
     def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:
         """Tells the log that Redis has not decided a request, and of which policies."""
@@ -466,14 +454,7 @@ class AsyncGuard:
 
     @asynccontextmanager
     async def hold(
-        self,
-        request: Any,
-        name: str,
-        limit: int,
-        *,
-        ttl: Time = 30.0,
-        timeout: Time = 0.0,
-        on_late: Callable[[Key], object] | None = None,
+        self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
     ) -> AsyncIterator[AsyncHold]:
         """Holds one of ``limit`` places of the request's key for a block of code, or refuses the request.
 
@@ -485,38 +466,43 @@ class AsyncGuard:
         """
         tried: list[AsyncHold] = []
         try:
-            make = partial(AsyncHold, sleep=asyncio.sleep, limit=limit, ttl=ttl, timeout=timeout, on_late=on_late)
-            yield await self._held(tried, make, request, name, limit, ttl)
+            make = partial(AsyncHold, sleep=asyncio.sleep)
+            yield await self._held(tried, make, request, name, limit, options)
         finally:
             for place in tried:
                 await place.__aexit__(None, None, None)
 
     async def _held(
-        self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, ttl: Time
+        self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, options: HoldOptions
     ) -> Any:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
-        visit = self._visit_by_hand(request, "hold a place")
+        visit, request = self._visit_by_hand(request, "hold a place"), self._own(request)
         if visit and name in visit.known.by_name:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         key = self._named(request, await resolved(self._key(request)) if self._key else _ADDRESS, name)
-        where = self._where
-        place = make(where, key=f"{self._prefix}{name}:{key}")
-        if key is None:
-            return place
-        tried.append(place)
-        error = await _entered(place)
-        if error and self._local:
-            self._undecided(error)
-            place = make(self._local, key=f"{self._prefix}{name}:{key}")
+        settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
+        settings.update(key=f"{self._prefix}{name}:{key}", limit=limit)
+        error = None
+        for where in filter(None, (self._where, self._local)):
+            place = make(where, **settings)
+            if key is None:
+                return place
             tried.append(place)
             error = await _entered(place)
+            if error is None:
+                break
+            self._undecided(error)
         if place or (error and not self._is_closed):
             return place
         if visit:
             visit.release()
         fields = visit.fields() if visit and not visit.has_begun else {}
         answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
-        figures = {} if error else {name: Figures(True, limit, 0, None, timedelta(seconds=seconds_of("ttl", ttl)))}
+        figures = (
+            {}
+            if error
+            else {name: Figures(True, limit, 0, None, timedelta(seconds=seconds_of("ttl", settings["ttl"])))}
+        )
         told = (answer.status, answer.fields, answer.body)
         decision = await self._told(request, Decision(not error, False, None, figures, *told))
         if visit and not visit.has_begun:
@@ -582,20 +568,12 @@ class SyncGuard(AsyncGuard):
 
     @contextmanager
     def hold(  # type: ignore[override]
-        self,
-        request: Any,
-        name: str,
-        limit: int,
-        *,
-        ttl: Time = 30.0,
-        timeout: Time = 0.0,
-        on_late: Callable[[Key], object] | None = None,
+        self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
     ) -> Iterator[Hold]:
         """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
         tried: list[Hold] = []
         try:
-            make = partial(Hold, sleep=sleep, limit=limit, ttl=ttl, timeout=timeout, on_late=on_late)
-            yield run(self._held(tried, make, request, name, limit, ttl))
+            yield run(self._held(tried, partial(Hold, sleep=sleep), request, name, limit, options))
         finally:
             for place in tried:
                 place.__exit__(None, None, None)

@@ -64,14 +64,11 @@ class InLoop(Asking):
                 self.give_back(request)
             raise
 
-    async def peek(self, shares: Sequence[Share]) -> list[Any]:
-        """Returns what the server replies for each quota of the shares, or an error."""
-        asked = []
-        for key, words in self.peeks(shares, self.lines.node_of):
-            reply: asyncio.Future[Any] = self._loop.create_future()
+    async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        replies: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
+        for reply, (key, words) in zip(replies, commands, strict=True):
             self.lines.send(key, words, partial(_set, reply))
-            asked.append(reply)
-        return [await reply for reply in asked]
+        return [await reply for reply in replies]
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""

@@ -156,9 +156,8 @@ class InProcess(Asking):
                 request.waiter = None
         return [call.answers[request] for request in requests]
 
-    async def peek(self, shares: Sequence[Share]) -> list[Any]:
-        """Returns what the server replies for each quota of the shares, or an error."""
-        replies: list[Any] = self.lines.exchange(self.peeks(shares, self.lines.node_of))
+    async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        replies: list[Any] = self.lines.exchange(commands) if commands else []
         return replies
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
