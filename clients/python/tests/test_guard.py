@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from aiohttp import web
+from aiohttp import test_utils, web
 from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from fastapi import Depends
 from flask import Flask
 from flask import request as flask_request
 from litestar import Litestar, get
@@ -30,6 +32,7 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision, Figures, MemoryLimiter
+from redis_rl._guard.guard import VISIT
 from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
@@ -38,6 +41,7 @@ from .guards import PATIENT, SCOPE, app_of, guard_of, guarded, violated, visitin
 from .rights import Rights
 from .servers import Server, counted, wait_for
 from .services import ADDRESS, Answer, Ask
+from .test_away import ThreadGuard
 
 RESOLVER = Policy("resolver", "5/h", key="all")
 HOUR = timedelta(hours=1)
@@ -54,7 +58,7 @@ async def test_a_policy_that_a_request_meets_again_adds_up_and_is_named_once(
             assert told.allowed
         last = await guard.take(scope, RESOLVER, cost=2)
         assert last.policies == {"resolver": Figures(False, 5, 0, None, last.policies["resolver"].reset_after)}
-        visit = guard._visit_of(scope)
+        visit = scope[VISIT]
         assert visit.fields()["RateLimit-Policy"] == '"resolver-1h";q=5;w=3600'
         assert visit.fields()["RateLimit"].startswith('"resolver-1h";r=0')
         refused = await guard.take(scope, RESOLVER)
@@ -65,19 +69,13 @@ async def test_a_policy_that_a_request_meets_again_adds_up_and_is_named_once(
 
 async def test_one_step_that_has_a_policy_twice_takes_the_sum_of_both(server: Server, raw: redis.Redis) -> None:
     app, limit, _ = app_of(server, RESOLVER)
-    app.get("/", dependencies=[redis_rl_depends(limit(Policy("resolver", "5/h", key="all", cost=2)))])(lambda: "found")
+    app.get("/", dependencies=[Depends(limit(Policy("resolver", "5/h", key="all", cost=2)))])(lambda: "found")
     with TestClient(app) as site:
         assert site.get("/").headers["ratelimit"].startswith('"resolver-1h";r=2')
         assert (site.get("/").status_code, counted(raw, "resolver:all")) == (429, 3)
     async with guarded(server, [RESOLVER, RESOLVER]) as (guard, asked):
         assert (await guard.take(SCOPE)).policies["resolver"].remaining == 0
         assert asked.commands == [["RL.ALL", "resolver:all", "LOG", "5", "1h", "2"]]
-
-
-def redis_rl_depends(limit: Any) -> Any:
-    from fastapi import Depends
-
-    return Depends(limit)
 
 
 async def test_different_policies_of_one_name_are_an_error_one_after_the_other_and_side_by_side(server: Server) -> None:
@@ -129,7 +127,7 @@ async def test_units_that_have_left_their_window_are_forgotten_so_a_socket_remai
             assert (await guard.take(scope)).allowed
             now += 10
             clock.advance(10)
-        visit = guard._visit_of(scope)
+        visit = scope[VISIT]
         assert len(visit._by_hand) == 1
         sent = len(asked.commands)
         await guard.settle(scope, 100)
@@ -212,6 +210,26 @@ async def test_a_peek_tells_what_a_take_would_and_counts_nothing(server: Server,
         assert (await guard.peek(SCOPE, [])).policies == {}
 
 
+def test_a_look_at_keys_of_several_nodes_is_one_decision_also_in_threads(cluster: list[Server]) -> None:
+    policies = [Policy(name, "5/10s, 5/h", key=name) for name in "abcdef"]
+    port = cluster[0].port
+    guard: Any = ThreadGuard(redis.RedisCluster(host="127.0.0.1", port=port), policies, timeout=PATIENT)
+    guard.take(SCOPE)
+    told = guard.peek(SCOPE)
+    assert {name: each.remaining for name, each in told.policies.items()} == dict.fromkeys("abcdef", 4)
+    assert told.fields["RateLimit"].count(";r=4") == 12
+    guard.close()
+
+    async def look() -> Decision:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=port) as client:
+            limited = Guard(client, policies, timeout=PATIENT)
+            decision = await limited.peek(SCOPE)
+            await limited.close()
+            return decision
+
+    assert asyncio.run(look()).policies.keys() == told.policies.keys()
+
+
 async def test_what_is_leased_shows_as_used(server: Server) -> None:
     async with guarded(server, Policy("q", "1000/h", lease=100, key="all")) as (guard, _):
         await asyncio.gather(*(guard.take(SCOPE) for _ in range(50)))
@@ -283,9 +301,6 @@ def of_litestar(client: Any, body: Callable[[Any], None], **options: Any) -> Ite
 
 
 def of_aiohttp(client: Any, body: Callable[[Any], None], **options: Any) -> Iterator[Ask]:
-    from aiohttp.test_utils import TestClient as Site
-    from aiohttp.test_utils import TestServer
-
     guard = redis_rl.aiohttp.Guard(client, [], **options)
 
     async def reports(request: web.Request) -> web.Response:
@@ -296,7 +311,7 @@ def of_aiohttp(client: Any, body: Callable[[Any], None], **options: Any) -> Iter
     app = web.Application(middlewares=[guard.middleware])
     app.router.add_get("/", reports)
     loop = asyncio.new_event_loop()
-    site = Site(TestServer(app, loop=loop), loop=loop)
+    site = test_utils.TestClient(test_utils.TestServer(app, loop=loop), loop=loop)
     loop.run_until_complete(site.start_server())
 
     async def answer(method: str, url: str, headers: dict[str, str]) -> Answer:
@@ -337,8 +352,6 @@ def of_flask(client: Any, body: Callable[[Any], None], **options: Any) -> Iterat
 
 
 def of_django(client: Any, body: Callable[[Any], None], **options: Any) -> Iterator[Ask]:
-    from django.test import Client as Site
-
     guard = redis_rl.django.Guard(client, [], **options)
 
     def reports(request: HttpRequest) -> HttpResponse:
@@ -349,15 +362,13 @@ def of_django(client: Any, body: Callable[[Any], None], **options: Any) -> Itera
     with services.project(guard, {"/": reports}):
 
         def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
-            answer: Any = Site().generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS)
+            answer: Any = Client().generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS)
             return Answer(answer.status_code, dict(answer.headers), answer.text)
 
         yield ask
 
 
 def of_django_async(client: Any, body: Callable[[Any], None], **options: Any) -> Iterator[Ask]:
-    from django.test import AsyncClient as Site
-
     guard = redis_rl.django.Guard(client, [], **options)
 
     async def reports(request: HttpRequest) -> HttpResponse:
@@ -369,7 +380,9 @@ def of_django_async(client: Any, body: Callable[[Any], None], **options: Any) ->
         loop = asyncio.new_event_loop()
 
         def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
-            answer: Any = loop.run_until_complete(Site().generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS))
+            answer: Any = loop.run_until_complete(
+                AsyncClient().generic(method, url, headers=headers, REMOTE_ADDR=ADDRESS)
+            )
             return Answer(answer.status_code, dict(answer.headers), answer.text)
 
         yield ask

@@ -112,6 +112,12 @@ class Calls:
             assert place
             assert place.renew()
 
+    def hold_by_guard(self) -> None:
+        request: Any = Request()
+        Visit(request.environ, VISIT)
+        with self.guard.hold(request, "held", MANY, ttl=30) as place:
+            assert place
+
     def end_generator(self) -> None:
         def rows() -> Iterator[int]:
             with self.limiter.hold("held", MANY):
@@ -152,6 +158,7 @@ class Calls:
             ("leased", self.leased),
             ("requests:bob", self.guarded),
             ("held", 0),
+            ("held:bob", 0),
         ):
             left = raw.execute_command("RL.PEEK", key, MANY, "1h", *as_of)[2]
             assert (key, MANY - left) == (key, taken)
@@ -163,7 +170,7 @@ class Request:
         self.remote_addr, self.path = "192.0.2.1", "/"
 
 
-CALLS = ["take", "acquire", "lease", "hold", "end_generator", "settle", "give_back", "close"]
+CALLS = ["take", "acquire", "lease", "hold", "hold_by_guard", "end_generator", "settle", "give_back", "close"]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -76,7 +76,7 @@ class Guard(SyncGuard):
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
         limits = [self._all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
-        return _response((await self._take_of(limits, request, visit=self._visit_of(request))).refusal)
+        return _response((await self._take_of(limits, request, visit=self._visit_of(request, "limit a view"))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""

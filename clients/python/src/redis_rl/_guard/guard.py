@@ -73,6 +73,7 @@ _NO_LOOP = (
     "a function of the request, or a hook, waits for an event loop, and the guard runs in a thread that has none: make "
     "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
 )
+_NO_GUARD = "needs the guard in front of the application: guard.middleware"
 _log = logging.getLogger("redis_rl")
 # Whether the running code blocks its thread, in a framework that has both kinds of handlers.
 blocking = ContextVar("blocking", default=False)
@@ -229,12 +230,6 @@ class AsyncGuard:
         """Returns the name of the route that has this limit, made by :func:`route_name`."""
         raise NotImplementedError
 
-    def _visit_of(self, request: Any) -> Visit:
-        visit: Visit | None = self._state(request).get(VISIT)
-        if visit is None:
-            raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
-        return visit
-
     async def _begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
         """Takes the units of the application's limit and of these limits of the route, in one step."""
         visit = Visit(self._state(request), VISIT)
@@ -243,8 +238,8 @@ class AsyncGuard:
 
     async def _take_route(self, limit: Limit, request: Any) -> Decision | None:
         """Takes the units of a route's limit, unless the application's step did. Returns the refusal, if it is one."""
-        visit = self._visit_of(request)
-        for taken in visit.taken:
+        visit = self._visit_of(request, "limit a route")
+        for taken in visit.taken if visit else ():
             if limit in taken.limits:
                 return taken.refusal
         return (await self._take_of([limit], request, visit=visit)).refusal
@@ -256,7 +251,7 @@ class AsyncGuard:
         ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names. A policy that
         the request has met before adds up.
         """
-        visit = self._visit_by_hand(request, "take")
+        visit = self._visit_of(request, "take")
         taken = await self._take_of([self._limit(policies)], self._own(request), cost, visit, is_by_hand=True)
         return taken.decided() if taken.refusal is None else taken.refusal
 
@@ -278,13 +273,11 @@ class AsyncGuard:
             return self._all
         return self._by_hand(policies) if isinstance(policies, str) else ByHand(self._routes, policies)
 
-    def _visit_by_hand(self, request: Any, what: str) -> Visit | None:
+    def _visit_of(self, request: Any, what: str) -> Visit | None:
         """Returns the visit, or None if the request is over."""
         state = self._state(request)
         if VISIT not in state:
-            raise RuntimeError(
-                f"to {what} by the request needs the guard in front of the application: guard.middleware"
-            )
+            raise RuntimeError(f"to {what} by the request {_NO_GUARD}")
         visit: Visit | None = state[VISIT]
         return visit
 
@@ -476,7 +469,7 @@ class AsyncGuard:
         self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, options: HoldOptions
     ) -> Any:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
-        visit, request = self._visit_by_hand(request, "hold a place"), self._own(request)
+        visit, request = self._visit_of(request, "hold a place"), self._own(request)
         if visit and name in visit.known.by_name:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         key = self._named(request, await resolved(self._key(request)) if self._key else _ADDRESS, name)
@@ -498,11 +491,8 @@ class AsyncGuard:
             visit.release()
         fields = visit.fields() if visit and not visit.has_begun else {}
         answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
-        figures = (
-            {}
-            if error
-            else {name: Figures(True, limit, 0, None, timedelta(seconds=seconds_of("ttl", settings["ttl"])))}
-        )
+        ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
+        figures = {} if error else {name: Figures(True, limit, 0, None, ttl)}
         told = (answer.status, answer.fields, answer.body)
         decision = await self._told(request, Decision(not error, False, None, figures, *told))
         if visit and not visit.has_begun:
@@ -519,7 +509,7 @@ class AsyncGuard:
         Units that were not used go back as of the time they were taken, so that nobody else's do. Units beyond the
         estimate are counted even over the limit, and the next request waits. A refused request takes nothing.
         """
-        visit = self._visit_by_hand(request, "settle")
+        visit = self._visit_of(request, "settle")
         if visit is None:
             raise RuntimeError("the request is over: it can be settled until its background tasks are")
         return await visit.settle(used)
