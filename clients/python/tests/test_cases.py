@@ -51,6 +51,8 @@ class Recorder:
 
 def arguments(step: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     options = {name: step[name] for name in ("cost", "force", "partial", "at") if name in step}
+    if "within_ms" in step:
+        options["within"] = timedelta(milliseconds=step["within_ms"])
     if step["call"] == "all":
         rows = [tuple(row[name] for name in ("key", "algorithm", "limit", "window", "cost")) for row in step["rows"]]
         return (rows,), options
