@@ -39,7 +39,7 @@ from redis_rl.testing import Clock
 from . import services
 from .guards import PATIENT, SCOPE, app_of, guard_of, guarded, violated, visiting
 from .rights import Rights
-from .servers import Server, counted, wait_for
+from .servers import Server, counted, until, wait_for
 from .services import ADDRESS, Answer, Ask
 from .test_away import ThreadGuard
 
@@ -148,6 +148,26 @@ async def test_a_cost_for_each_policy_is_named_and_those_without_one_keep_their_
             await guard.take(SCOPE, [rpm, tpm], cost=3)
         with pytest.raises(ValueError, match="no policy has this name: tokens"):
             await guard.take(SCOPE, [rpm, tpm], cost={"tokens": 3})
+
+
+async def test_a_request_that_is_cancelled_while_a_hook_is_told_of_a_dry_run_costs_nothing(
+    server: Server, raw: redis.Redis
+) -> None:
+    told = asyncio.Event()
+
+    async def on_limited(scope: Any, decision: Decision) -> None:
+        told.set()
+        await asyncio.Future()
+
+    policies = [Policy("all", "9/h", key="all"), Policy("trial", "0/h", dry_run=True)]
+    async with guarded(server, policies, on_limited=on_limited) as (guard, _):
+        task = asyncio.ensure_future(guard.take(visiting()))
+        await told.wait()
+        assert counted(raw, "all:all") == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await guard.close()
+        await until(lambda: counted(raw, "all:all") == 0)
 
 
 async def test_who_asks_for_much_in_one_request_gets_no_units_back(server: Server, raw: redis.Redis) -> None:

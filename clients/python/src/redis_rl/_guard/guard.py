@@ -295,15 +295,16 @@ class AsyncGuard:
         charges = await self._charged(limits, request, cost, known, whose)
         may_repeat = is_by_hand or limits[0] is not self._all or not (visit and visit.taken)
         groups = _grouped(known.add_up(charges, may_repeat=may_repeat))
+        taken = None
         try:
-            parts = await self._decided(groups)
+            taken = Taken(limits, await self._decided(groups), is_by_hand=is_by_hand)
+            await self._judge(request, taken, visit)
         except BaseException as reason:
             # A request that is cancelled costs nothing.
-            if visit and not isinstance(reason, Exception):
-                visit.release()
+            for each in () if isinstance(reason, Exception) else (taken, visit):
+                if each:
+                    each.release()
             raise
-        taken = Taken(limits, parts, is_by_hand=is_by_hand)
-        await self._judge(request, taken, visit)
         if visit:
             visit.add(taken)
         return taken
@@ -330,10 +331,10 @@ class AsyncGuard:
         if not self._on_limited or not any(each.limited for each in decision.policies.values()):
             return decision
         own = await resolved(self._on_limited(request, decision))
-        if own is not None and not isinstance(own, Answer):
-            raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
         if own is None or not decision.limited:
             return decision
+        if not isinstance(own, Answer):
+            raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
         fields = {name: decision.fields[name] for name in _FIELDS if name in decision.fields}
         answer = http.with_fields(fields, own)
         return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
