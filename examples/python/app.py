@@ -73,7 +73,7 @@ async def generate(request: Request) -> Response:
     prompt = (await request.body()).decode(errors="replace")
     if not prompt:
         return Response("the body is the prompt", 400, media_type="text/plain")
-    if (await guard.take(request, tokens, cost=len(prompt.split()) + 16)).refused:  # an estimate
+    if not await guard.take(request, tokens, cost=len(prompt.split()) + 16):  # an estimate
         return Response()
     used = 0
     try:

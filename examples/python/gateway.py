@@ -1,6 +1,7 @@
 """A gateway to a language model: at most two replies at once for each account, and 1,000 tokens a minute.
 
-An estimate is taken first. What a reply has used is settled when it ends, also if the client hangs up.
+An estimate is taken first. What a reply has used is settled when it ends, also if the client hangs up. While Redis is
+away, replies pass.
 """
 
 from collections.abc import AsyncIterator
@@ -8,10 +9,10 @@ from os import environ
 from typing import Annotated
 
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from redis.asyncio import Redis
-from redis_rl import AsyncRateLimiter, MemoryLimiter
+from redis_rl import MemoryLimiter
 from redis_rl.asgi import Guard, Policy, Scope
 
 LONG_REPLY = 256
@@ -23,7 +24,7 @@ def account(scope: Scope) -> str:
 
 url = environ.get("REDIS_URL", "redis://127.0.0.1:6379")
 redis = MemoryLimiter() if url == "memory:" else Redis.from_url(url)
-limiter, guard = AsyncRateLimiter(redis), Guard(redis, [], key=account)
+guard = Guard(redis, [], key=account)
 tokens = Policy("tokens", "1000/m", unit="tokens")
 app = FastAPI()
 app.add_middleware(guard.middleware)
@@ -31,10 +32,8 @@ app.add_middleware(guard.middleware)
 
 async def usage(request: Request) -> AsyncIterator[dict[str, int]]:
     """What a reply uses. FastAPI goes on here when it is sent, or cannot be."""
-    async with limiter.hold(f"replies:{account(request.scope)}", 2) as place:
-        if not place:
-            raise HTTPException(429, "two replies are on their way")
-        used = {"tokens": 0}
+    async with guard.hold(request, "replies", 2):  # the guard answers those who get no place
+        used: dict[str, int] = {}
         try:
             yield used
         finally:
@@ -45,8 +44,9 @@ async def usage(request: Request) -> AsyncIterator[dict[str, int]]:
 async def replies(request: Request, used: Annotated[dict[str, int], Depends(usage)]) -> Response:
     prompt = (await request.body()).decode(errors="replace")
     words = len(prompt.split())
-    if (await guard.take(request, tokens, cost=words + LONG_REPLY)).refused:
+    if not await guard.take(request, tokens, cost=words + LONG_REPLY):
         return Response()  # the guard answers
+    used["tokens"] = 0
 
     async def stream() -> AsyncIterator[str]:
         used["tokens"] = words

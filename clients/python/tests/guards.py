@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import redis
 from fastapi import FastAPI
 
 from redis_rl._guard.guard import VISIT
+from redis_rl._guard.visit import Part, Taken, Visit
 from redis_rl.asgi import Guard, Policies, Scope
 
 from .servers import Monitor, Server
@@ -17,6 +18,25 @@ from .servers import Monitor, Server
 # A loaded machine is no reason to let a request pass.
 PATIENT = 60.0
 SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1", 1234), "headers": []}
+
+
+def visiting(**fields: Any) -> Scope:
+    """The scope of a request that is on its way through a guard's middleware."""
+    scope = {**SCOPE, **fields}
+    Visit(scope, VISIT)
+    return scope
+
+
+def noting(guard: Any, note: Callable[[Any, Part], object]) -> None:
+    """Notes what each request was told in one step, before it passes or is refused."""
+    judge = guard._judge
+
+    async def judged(request: Any, taken: Taken, visit: Visit | None) -> None:
+        for part in taken.parts:
+            note(request, part)
+        await judge(request, taken, visit)
+
+    guard._judge = judged
 
 
 @asynccontextmanager

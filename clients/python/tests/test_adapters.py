@@ -34,7 +34,7 @@ from redis_rl._guard.policies import route_name
 from redis_rl.http import Answer, Policy
 
 from . import services
-from .guards import PATIENT
+from .guards import PATIENT, SCOPE, visiting
 from .servers import Monitor, Server, counted, until, wait_for
 from .services import FRAMEWORKS, project, says_in_loop
 
@@ -72,20 +72,14 @@ def test_a_text_in_a_handler_is_named_by_its_route(
 
 
 @frameworks
-def test_on_limited_and_on_away_answer_instead(make: Callable[..., Any], own_server: Server) -> None:
-    def limited(request: Any, decision: Decision, answer: Answer) -> Answer:
+def test_on_limited_answers_instead(make: Callable[..., Any], server: Server) -> None:
+    def limited(request: Any, decision: Decision) -> Answer:
         return Answer(420, {"Content-Type": "text/plain"}, b"buy more")
 
-    def away(request: Any, error: Exception) -> Answer:
-        return Answer(200, {}, type(error).__name__.encode())
-
-    client = redis.Redis(port=own_server.port)
-    with contextmanager(make)(client, on_limited=limited, on_away=away, timeout=PATIENT) as ask:
+    with contextmanager(make)(redis.Redis(port=server.port), on_limited=limited, timeout=PATIENT) as ask:
         told = [ask("GET", "/search", {}) for _ in range(3)]
         assert [each.status for each in told] == [200, 200, 420]
         assert (told[-1].body, "Retry-After" in {name.title() for name in told[-1].fields}) == ("buy more", True)
-        own_server.kill()
-        assert ask("GET", "/search", {}).body == "ConnectionError"
 
 
 # Litestar answers these before its middleware.
@@ -123,24 +117,26 @@ def test_what_the_route_refuses_costs_nothing_in_a_dry_run(
 
 
 async def test_a_dry_run_is_counted_told_and_settled_and_refuses_nothing(server: Server, raw: redis.Redis) -> None:
-    told: list[tuple[bool, list[tuple[str, bool]]]] = []
+    told: list[Decision] = []
 
-    def on_decision(request: Any, decision: Decision, policies: Any) -> None:
-        told.append((decision.limited, [(policy.name, policy.dry_run) for policy in policies]))
+    def on_limited(request: Any, decision: Decision) -> Any:
+        told.append(decision)
+        return "ignored"
 
     client = redis.asyncio.Redis(port=server.port)
     policies = [Policy("trial", "3/h", dry_run=True, cost=2, key="all"), Policy("all", "9/h", key="all")]
-    guard = redis_rl.asgi.Guard(client, policies, on_decision=on_decision, fail="closed", timeout=PATIENT)
-    first, second = [await guard.take({VISIT: None, "headers": []}) for _ in range(2)]
-    assert [each.refused for each in (first, second)] == [False, False]
-    assert second.answer.fields["RateLimit"] == '"all-1h";r=7;t=3600'
-    await first.settle({"trial": 1})
+    guard = redis_rl.asgi.Guard(client, policies, on_limited=on_limited, fail="closed", timeout=PATIENT)
+    scope = visiting()
+    first, second = [await guard.take(each) for each in (scope, SCOPE)]
+    assert [(each.limited, each.allowed, each.status) for each in (first, second)] == [(False, True, 200)] * 2
+    assert second.fields["RateLimit"] == '"all-1h";r=7;t=3600'
+    await guard.settle(scope, {"trial": 1})
     assert counted(raw, "trial:all") == 1
     await client.aclose()
-    only = redis_rl.asgi.Guard(redis.asyncio.Redis(port=1), policies[0], fail="closed", on_error=lambda _: None)
-    assert not (await only.take({VISIT: None, "headers": []})).refused
-    of_all, of_trial = [("all", False)], [("trial", True)]
-    assert told == [(False, of_all), (False, of_trial), (False, of_all), (True, of_trial)]
+    only = redis_rl.asgi.Guard(redis.asyncio.Redis(port=1), policies[0], fail="closed")
+    assert (await only.take(SCOPE)).allowed
+    assert told == [second]
+    assert {name: figures.limited for name, figures in second.policies.items()} == {"all": False, "trial": True}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +152,7 @@ async def test_a_dry_run_is_counted_told_and_settled_and_refuses_nothing(server:
 )
 def test_a_route_has_a_name_that_is_no_hash_tag(methods: list[str], pattern: str, name: str) -> None:
     assert route_name(methods, pattern) == name
-    redis_rl.asgi.Route(redis_rl.asgi.Guard(redis.Redis()), "5/10s")
+    redis_rl.asgi.Guard(redis.Redis()).limit("5/10s")
 
 
 def test_a_second_middleware_is_an_error(server: Server, app: tuple[flask.Flask, Any]) -> None:
@@ -173,7 +169,7 @@ def test_a_second_middleware_is_an_error(server: Server, app: tuple[flask.Flask,
     twice = FastAPI()
     for _ in range(2):
         twice.add_middleware(redis_rl.asgi.Guard(redis.Redis(port=server.port), "9/h", timeout=PATIENT).middleware)
-    with StarletteClient(twice) as asking, pytest.raises(ValueError, match="needs a name of its own: requests"):
+    with StarletteClient(twice) as asking, pytest.raises(RuntimeError, match="one guard"):
         asking.get("/")
 
 
@@ -303,17 +299,15 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
 
 
 @pytest.mark.parametrize("seconds", [0, 0.01])
-@pytest.mark.parametrize("place", ["key", "on_limited", "on_away"])
+@pytest.mark.parametrize("place", ["key", "on_limited"])
 def test_what_awaits_in_django_under_wsgi_is_an_error_that_names_the_cause(
-    place: str, seconds: float, own_server: Server
+    place: str, seconds: float, server: Server
 ) -> None:
     async def waits(*_: Any) -> Any:
         await asyncio.sleep(seconds)
 
     options: dict[str, Any] = {place: waits, "timeout": PATIENT}
-    guard = redis_rl.django.Guard(redis.Redis(port=own_server.port), Policy("none", "0/h"), **options)
-    if place == "on_away":
-        own_server.kill()
+    guard = redis_rl.django.Guard(redis.Redis(port=server.port), Policy("none", "0/h"), **options)
     with project(guard, {"/": lambda request: HttpResponse()}), pytest.raises(RuntimeError, match="Django by ASGI"):
         DjangoClient().get("/")
 

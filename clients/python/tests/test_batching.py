@@ -22,7 +22,7 @@ from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
-from .guards import PATIENT
+from .guards import PATIENT, noting
 from .servers import Server, run, wait_for
 
 # Long enough that a loaded machine does not keep the server from answering in it, and shorter than the loop is busy.
@@ -240,15 +240,16 @@ async def test_a_node_that_is_away_holds_up_its_own_keys_alone(
     by_server: set[str] = set()
     paths = [f"/{number}" for number in range(30)]
 
-    def on_decision(scope: Any, decision: Any, policies: Any) -> None:
-        if not decision.is_local:
+    def note(scope: Any, part: Any) -> None:
+        if part.standing and not part.is_local:
             by_server.add(scope["path"])
 
     for node in cluster:
         with node.client() as raw:
             raw.config_set("cluster-require-full-coverage", "no")
     client = kind(host="127.0.0.1", port=cluster[0].port)
-    limited = guard(await client.initialize(), fail=fail, timeout=TIMEOUT, on_decision=on_decision)
+    limited = guard(await client.initialize(), fail=fail, timeout=TIMEOUT)
+    noting(limited, note)
 
     async def passed(requests: int) -> list[int]:
         by_server.clear()
@@ -305,10 +306,9 @@ async def test_a_node_that_takes_over_is_asked(caplog: pytest.LogCaptureFixture)
         local: dict[Any, bool] = {}
 
         def guard_of(client: Any) -> Guard:
-            def on_decision(scope: Any, decision: Any, policies: Any) -> None:
-                local[client] = decision.is_local
-
-            return guard(client, fail="local", timeout=TIMEOUT, on_decision=on_decision)
+            limited = guard(client, fail="local", timeout=TIMEOUT)
+            noting(limited, lambda _, part: local.update({client: part.is_local}))
+            return limited
 
         guards = [guard_of(await client.initialize()) for client in clients]
         paths = [f"/{number}" for number in range(100)]
@@ -338,7 +338,7 @@ scope = {"redis_rl.visit": None, "type": "http", "client": None}
 for new_loop in 2 * (asyncio.new_event_loop, uvloop.new_event_loop):
     loop = new_loop()
     assert loop.run_until_complete(limiter.acquire("log", "k", "9/h", timeout=0))
-    assert not loop.run_until_complete(guard.take(scope)).refused
+    assert loop.run_until_complete(guard.take(scope)).allowed
     loop.close()
     del loop
     gc.collect()

@@ -15,7 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncLeases, AsyncRateLimiter, Decision, Info, Leases, RateLimiter, Verdict
+from redis_rl import AsyncLeases, AsyncRateLimiter, Info, Leases, RateLimiter, Verdict, Verdicts
 from redis_rl._commands import wire
 from redis_rl._keys import Outcome
 from redis_rl.asgi import Guard, Policy, client_address
@@ -69,12 +69,12 @@ def raw_verdict(verdict: Verdict) -> list[Any]:
     return [int(verdict.limited), verdict.limit, verdict.remaining, *waits, *taken_and_at]
 
 
-def check(step: Any, result: Verdict | Decision | Info | None) -> None:
+def check(step: Any, result: Verdict | Verdicts | Info | None) -> None:
     """Compares what a method returned with the reply that the server is to give."""
     expected = step["reply"]
     if isinstance(result, Verdict):
         assert raw_verdict(result) == expected
-    elif isinstance(result, Decision):
+    elif isinstance(result, Verdicts):
         rows = [raw_verdict(row) for row in result.rows]
         assert [int(result.limited), raw_wait(result.retry_after), result.at, rows] == expected
     elif isinstance(result, Info):

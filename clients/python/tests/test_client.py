@@ -153,10 +153,10 @@ def test_a_pipeline_has_the_words_of_commands_and_their_replies_read(raw: redis.
     pipe.execute_command(*cmd.log("k:log", (5, "10s"), cost=9, partial=True, at=T))
     pipe.execute_command(*cmd.all([Row("k:fixed", "fixed", 9, "1h", cost=3)], force=True, at=T))
     pipe.execute_command("RL.INFO", "k:log")
-    *verdicts, partial, decision, info = pipe.execute()
+    *verdicts, partial, of_rows, info = pipe.execute()
     assert [cmd.verdict(reply).remaining for reply in verdicts] == [3, 3, 3, 3, 5]
     assert (cmd.verdict(partial).taken, cmd.verdict(partial).allowed) == (3, False)
-    assert cmd.decision(decision).rows[0].remaining == 6
+    assert cmd.verdicts(of_rows).rows[0].remaining == 6
     told = cmd.info(info)
     assert told is not None
     assert told.algorithm == "log"
@@ -208,7 +208,7 @@ assert strategies.MovingWindowRateLimiter(counter).hit(parse("1/minute"))
 async def main():
     guard = Guard(valkey.asyncio.Valkey(port=port), "1/m")
     request = {"redis_rl.visit": None, "client": ("192.0.2.1", 1)}
-    assert [(await guard.take(request)).refused for _ in range(2)] == [False, True]
+    assert [(await guard.take(request)).allowed for _ in range(2)] == [True, False]
     if hasattr(valkey.asyncio, "Redis"):  # The limits library needs this name, which valkey-py 6.0 lacks.
         counter = storage.storage_from_string(f"async+redis-rl://127.0.0.1:{port}")
         assert await counter.acquire_entry("b", 1, 60)
@@ -324,7 +324,7 @@ async def test_what_is_dropped_shares_connections_or_ends_them_without_a_word(
     assert most <= before + 6, "one to each node, and what the client has"
     for _ in range(20):
         guard = Guard(client, Policy("q", "99/h"), fail="closed", timeout=PATIENT)
-        assert not (await guard.take(dict(SCOPE))).refused
+        assert (await guard.take(dict(SCOPE))).allowed
         leases = AsyncLeases(AsyncRateLimiter(client), "log", "99/s", units=2)
         assert await leases.take("k3")
     await client.aclose()

@@ -27,7 +27,7 @@ from redis_rl._lines import own
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
-from .guards import PATIENT, SCOPE
+from .guards import PATIENT, SCOPE, visiting
 from .rights import Rights
 from .servers import Server, run
 
@@ -154,11 +154,11 @@ async def test_a_guard(connect: Any, library: Any, options: Any) -> None:
         policy = Policy("q", (LIMIT, "1h"), key=lambda scope: scope["path"], lease=lease)
         guard = Guard(client, policy, fail="closed", timeout=PATIENT, **options)
         for path in keys():
-            scope = {**SCOPE, "path": path}
-            told = await asyncio.gather(*(guard.take(scope) for _ in range(REQUESTS)))
-            assert sorted(each.answer.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
-            taken = next(each for each in told if not each.refused)
-            assert (await taken.settle(0))["RateLimit"].startswith('"q-1h";r=1')
+            scopes = [visiting(path=path) for _ in range(REQUESTS)]
+            told = await asyncio.gather(*map(guard.take, scopes))
+            assert sorted(each.status for each in told) == [200] * LIMIT + [429] * (REQUESTS - LIMIT)
+            allowed = next(scope for scope, each in zip(scopes, told, strict=True) if each.allowed)
+            assert (await guard.settle(allowed, 0))["RateLimit"].startswith('"q-1h";r=1')
         await guard.close()
 
 
@@ -188,7 +188,7 @@ async def test_credentials_of_a_provider_are_asked_for_again_when_a_connection_i
         for raw in rights.clients:
             raw.client_kill_filter(user="app")
         for path in keys(9):
-            assert (await guard.take({**SCOPE, "path": path})).answer.status == 200
+            assert (await guard.take({**SCOPE, "path": path})).status == 200
     await guard.close()
 
 
@@ -218,7 +218,7 @@ def test_the_package_s_own_connections_have_the_tls_of_the_client(
     async def test(client: Any, name: str, status: int = 200) -> None:
         guard = Guard(client, Policy(name, "9/h"), key=lambda scope: scope["path"], fail="closed", timeout=PATIENT)
         for path in keys(9):
-            assert (await guard.take({**SCOPE, "path": path})).answer.status == status
+            assert (await guard.take({**SCOPE, "path": path})).status == status
         await guard.close()
 
     with contextlib.ExitStack() as stack:
@@ -255,7 +255,7 @@ async def test_each_sentinel_is_asked_with_options_of_its_own(server: Server, se
     manager = home.sentinel.Sentinel([("127.0.0.1", sentinel)])
     manager.sentinels.insert(0, home.Redis(unix_socket_path="/nowhere", username="other", password="secret"))
     guard = Guard(manager.master_for("mine"), "2/h", fail="closed", timeout=PATIENT)
-    assert [(await guard.take(SCOPE)).refused for _ in range(3)] == [False, False, True]
+    assert [(await guard.take(SCOPE)).allowed for _ in range(3)] == [True, True, False]
     await guard.close()
 
 
@@ -267,7 +267,7 @@ async def test_the_log_names_sentinels_that_are_away_by_their_addresses(
     away = [("127.0.0.1", servers.free_port()) for _ in range(2)]
     client = home.sentinel.Sentinel(away, sentinel_kwargs={"password": "secret"}).master_for("mine")
     guard = Guard(client, "2/h", timeout=PATIENT)
-    assert not (await guard.take(SCOPE)).refused
+    assert (await guard.take(SCOPE)).allowed
     await guard.close()
     [said] = caplog.messages
     for host, port in away:

@@ -47,6 +47,18 @@ def test_while_redis_is_away_the_process_limits_if_it_is_told_so(
         assert [site.get("/").status_code for _ in range(2)] == [200, 429]
 
 
+def test_the_gateway_streams_its_replies_also_while_redis_is_away(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", own_server.url)
+    with TestClient(runpy.run_path(str(APP.with_name("gateway.py")))["app"]) as site:
+        told = [site.post("/replies", content="to be")]
+        own_server.kill()
+        told += [site.post("/replies", content="to be") for _ in range(3)]
+    assert [(each.status_code, each.text) for each in told] == [(200, "data: to\n\ndata: be\n\n")] * 4
+    assert "RateLimit" not in told[-1].headers
+
+
 async def test_a_worker_has_at_most_two_jobs_of_a_customer_at_once(
     server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

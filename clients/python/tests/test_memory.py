@@ -21,7 +21,7 @@ from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
 from . import test_cases
-from .guards import SCOPE
+from .guards import SCOPE, noting, visiting
 from .servers import Server
 from .test_cases import CASES, named
 
@@ -125,13 +125,13 @@ async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
 
     async def burst(guard: Guard) -> int:
         told = await asyncio.gather(*(guard.take(dict(SCOPE)) for _ in range(number)))
-        assert all("RateLimit" in each.answer.fields for each in told)
-        return sum(not each.refused for each in told)
+        assert all("RateLimit" in each.fields for each in told)
+        return sum(each.allowed for each in told)
 
     with caplog.at_level(logging.WARNING):
         client = redis.asyncio.Redis(port=own_server.port)
-        options: Any = {"fail": "local", "on_decision": lambda request, decision, _: local.append(decision.is_local)}
-        guard = Guard(client, Policy("q", "50/h", lease=10), **options)
+        guard = Guard(client, Policy("q", "50/h", lease=10), fail="local")
+        noting(guard, lambda _, part: local.append(part.is_local))
         assert await burst(guard) == min(number, 50)
         assert not any(local)
         if how == "killed":
@@ -171,14 +171,15 @@ def test_a_clock_is_a_function() -> None:
 async def test_what_this_process_decided_is_settled_here(own_server: Server) -> None:
     guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")
     own_server.kill()
-    taken = await guard.take(SCOPE)
-    assert (await taken.settle(2))["RateLimit"] == '"q-1h";r=7;t=3600'
-    assert (await guard.take(SCOPE)).answer.fields["RateLimit"] == '"q-1h";r=2;t=3600'
+    scope = visiting()
+    assert (await guard.take(scope)).is_local
+    assert (await guard.settle(scope, 2))["RateLimit"] == '"q-1h";r=7;t=3600'
+    assert (await guard.take(SCOPE)).fields["RateLimit"] == '"q-1h";r=2;t=3600'
     await guard.close()
 
 
 async def test_a_guard_that_decides_in_this_process_anyway_may_do_so_while_redis_is_away_too() -> None:
     for fail in ("open", "closed", "local"):
         guard = Guard(MemoryLimiter(), "2/m", fail=fail)
-        assert [(await guard.take(dict(SCOPE))).refused for _ in range(3)] == [False, False, True]
+        assert [(await guard.take(dict(SCOPE))).allowed for _ in range(3)] == [True, True, False]
         await guard.close()

@@ -22,7 +22,7 @@ import redis.asyncio
 import redis_rl
 import redis_rl.asgi
 from redis_rl import Leases, MemoryLimiter, RateLimiter
-from redis_rl._guard.guard import VISIT
+from redis_rl._guard.guard import VISIT, run
 from redis_rl._guard.visit import Visit
 from redis_rl.flask import Guard
 from redis_rl.http import Policy
@@ -112,6 +112,12 @@ class Calls:
             assert place
             assert place.renew()
 
+    def hold_by_guard(self) -> None:
+        request: Any = Request()
+        Visit(request.environ, VISIT)
+        with self.guard.hold(request, "held", MANY, ttl=30) as place:
+            assert place
+
     def end_generator(self) -> None:
         def rows() -> Iterator[int]:
             with self.limiter.hold("held", MANY):
@@ -122,15 +128,15 @@ class Calls:
     def settle(self) -> None:
         request: Any = Request()
         visit = Visit(request.environ, VISIT)
-        self.guard.take(request)
+        assert self.guard.take(request)
         self.guarded += 3
         self.guard.settle(request, 3)
-        assert visit.taken
+        assert visit.refusal is None
 
     def give_back(self) -> None:
         request: Any = Request()
-        Visit(request.environ, VISIT)
-        self.guard.take(request).release()
+        visit = run(self.guard._begin(request, []))
+        visit.release()
 
     def close(self) -> None:
         # A lease that is closed leases nothing any more, so each is closed once.
@@ -152,6 +158,7 @@ class Calls:
             ("leased", self.leased),
             ("requests:bob", self.guarded),
             ("held", 0),
+            ("held:bob", 0),
         ):
             left = raw.execute_command("RL.PEEK", key, MANY, "1h", *as_of)[2]
             assert (key, MANY - left) == (key, taken)
@@ -163,7 +170,7 @@ class Request:
         self.remote_addr, self.path = "192.0.2.1", "/"
 
 
-CALLS = ["take", "acquire", "lease", "hold", "end_generator", "settle", "give_back", "close"]
+CALLS = ["take", "acquire", "lease", "hold", "hold_by_guard", "end_generator", "settle", "give_back", "close"]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -200,9 +207,7 @@ def test_between_any_two_instructions_a_process_may_learn_that_redis_is_away(own
         guard = Guard(client, "5/h", fail="local", key=lambda _: "bob")
 
         def take() -> None:
-            request: Any = Request()
-            Visit(request.environ, VISIT)
-            guard.take(request).release()
+            run(guard._begin(Request(), [])).release()
 
         own_server.kill()
         interrupted(take, [take], times=6)
@@ -304,7 +309,7 @@ async def test_a_finalizer_may_give_back_while_an_event_loop_takes(server: Serve
         guard = redis_rl.asgi.Guard(client, policy, timeout=None)
 
         async def take() -> Any:
-            visit = await guard.begin({"type": "http", "path": "/", "client": ("192.0.2.1", 1)}, [])
+            visit = await guard._begin({"type": "http", "path": "/", "client": ("192.0.2.1", 1)}, [])
             return visit.taken[0]
 
         kept = [await take() for _ in range(2 * IN_A_ROW)]
@@ -318,7 +323,7 @@ async def test_a_finalizer_may_give_back_while_an_event_loop_takes(server: Serve
         finally:
             sys.settrace(None)
         assert len(kept) == IN_A_ROW
-        assert taken.decision
+        assert taken.main.standing
         await asyncio.sleep(0)
         await guard.close()
     assert MANY - raw.execute_command("RL.PEEK", "k:all", MANY, "1h")[2] == IN_A_ROW + 1

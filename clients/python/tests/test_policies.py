@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -21,11 +20,11 @@ from redis_rl import Decision, RateLimiter
 from redis_rl._guard import address, nodes
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Visit
-from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope, Taken
+from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope
 from redis_rl.http import Standing
 from redis_rl.testing import Clock
 
-from .guards import PATIENT, SCOPE, guard_of, guarded
+from .guards import PATIENT, SCOPE, guard_of, guarded, visiting
 from .servers import Server, counted
 from .test_cases import CASES, named
 
@@ -59,8 +58,8 @@ async def plan_of(scope: Scope) -> Policy | list[Policy] | None:
 FREE, PAID, TOKENS = Policy("free", "1/h"), Policy("paid", "9/h"), Policy("tokens", "100/d", cost=60)
 
 
-def fields(taken: Taken) -> str | None:
-    return taken.answer.fields.get("RateLimit")
+def fields(decision: Decision) -> str | None:
+    return decision.fields.get("RateLimit")
 
 
 async def test_a_function_of_the_request_chooses_its_policies(server: Server) -> None:
@@ -68,12 +67,14 @@ async def test_a_function_of_the_request_chooses_its_policies(server: Server) ->
         [free, refused, paid, staff] = [
             await guard.take({**SCOPE, "user": user}) for user in ("free", "free", "paid", "staff")
         ]
-        assert (free.refused, fields(free)) == (False, '"free-1h";r=0;t=3600')
-        assert refused.answer.status == 429
+        assert (free.allowed, fields(free)) == (True, '"free-1h";r=0;t=3600')
+        assert refused.status == 429
         assert fields(paid) == '"paid-1h";r=8;t=3600, "tokens-1d";r=40;t=86400'
-        assert (staff.refused, staff.answer, staff.decision) == (False, Answer(200), None)
+        assert staff == Decision(False, True, None, {}, 200, {}, b"")
         assert [words[1] for words in asked.commands] == ["free:{192.0.2.1}"] * 2 + ["paid:{192.0.2.1}"]
-        assert await staff.settle({"tokens": 5}) == {}
+        scope = visiting(user="staff")
+        await guard.take(scope)
+        assert await guard.settle(scope, {"tokens": 5}) == {}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -163,88 +164,85 @@ async def test_estimates_are_settled_by_the_name_of_the_policy(server: Server, r
     policies = [Policy("requests", "9/h"), Policy("input", "100/h"), Policy("output", "100/h")]
 
     async with guarded(server, policies) as (guard, _):
-        taken = await guard.take(SCOPE, cost={"input": 50, "output": 20})
-        told = await taken.settle({"input": 40, "output": 35})
+        scope = visiting()
+        await guard.take(scope, cost={"input": 50, "output": 20})
+        told = await guard.settle(scope, {"input": 40, "output": 35})
         assert told["RateLimit"] == '"requests-1h";r=8;t=3600, "input-1h";r=60;t=3600, "output-1h";r=65;t=3600'
-        assert taken.answer.fields == told
-        assert taken.decision is not None
         with pytest.raises(ValueError, match="name what was used of each"):
-            await taken.settle(3)
+            await guard.settle(scope, 3)
 
 
 async def test_a_name_that_no_policy_has_is_an_error(server: Server) -> None:
     async with guarded(server, [PAID, TOKENS]) as (guard, _):
         with pytest.raises(ValueError, match="no policy has this name: token"):
             await guard.take(SCOPE, cost={"token": 7})
-        taken = await guard.take(SCOPE)
+        scope = visiting()
+        await guard.take(scope)
         with pytest.raises(ValueError, match="no policy has this name: token"):
-            await taken.settle({"token": 7})
+            await guard.settle(scope, {"token": 7})
     # A function may name others for another request.
     async with guarded(server, plan_of) as (guard, asked):
-        taken = await guard.take({**SCOPE, "user": "free"}, cost={"tokens": 7})
-        assert await taken.settle({"tokens": 7}) == taken.answer.fields
+        scope = visiting(user="free")
+        taken = await guard.take(scope, cost={"tokens": 7})
+        assert await guard.settle(scope, {"tokens": 7}) == taken.fields
         assert len(asked.commands) == 1
 
 
-class Told:
-    """What the hooks were told."""
-
-    def __init__(self) -> None:
-        self.decisions: list[tuple[bool, list[str]]] = []
-        self.errors: list[str] = []
-
-    def decision(self, scope: Scope, decision: Decision, policies: Any) -> None:
-        self.decisions.append((decision.limited, [policy.name for policy in policies]))
-
-    def error(self, error: Exception) -> None:
-        self.errors.append(type(error).__name__)
-
-
 @pytest.mark.parametrize(("lease", "options"), [(0, {}), (0, {"remember": PATIENT}), (2, {"remember": PATIENT})])
-async def test_each_decision_is_told_also_if_redis_was_not_asked(server: Server, lease: int, options: Any) -> None:
-    told = Told()
+async def test_each_refusal_is_told_with_its_figures_also_if_redis_was_not_asked(
+    server: Server, lease: int, options: Any
+) -> None:
+    told: list[Decision] = []
 
-    async with guarded(server, Policy("q", "3/h", lease=lease), on_decision=told.decision, **options) as (guard, _):
-        for _ in range(5):
-            await guard.take(SCOPE)
-    assert told.decisions == [(False, ["q"])] * 3 + [(True, ["q"])] * 2
-
-
-async def test_a_decision_is_told_with_the_policies_that_limit_the_request(server: Server) -> None:
-    told = Told()
-    policies = [PAID, Policy("tokens", "5/h", key=lambda scope: None)]
-
-    async with guarded(server, policies, on_decision=told.decision) as (guard, _):
-        await guard.take(SCOPE)
-    async with guarded(server, lambda scope: None, on_decision=told.decision) as (guard, _):
-        await guard.take(SCOPE)
-    assert told.decisions == [(False, ["paid"])]
+    async with guarded(
+        server, Policy("q", "3/h", lease=lease), on_limited=lambda _, each: told.append(each), **options
+    ) as (guard, _):
+        decisions = [await guard.take(SCOPE) for _ in range(5)]
+    assert told == decisions[3:]
+    for each in told:
+        assert (each.limited, each.allowed, each.status) == (True, False, 429)
+        assert each.retry_after == each.policies["q"].retry_after
+        assert each.policies["q"][:3] == (True, 3, 0)
+    assert [each.policies["q"][:3] for each in decisions[:3]] == [(False, 3, left) for left in (2, 1, 0)]
+    assert not any(each.retry_after for each in decisions[:3])
 
 
-async def test_what_on_decision_raises_is_an_error_of_the_application(server: Server) -> None:
+async def test_the_figures_are_those_of_the_quota_that_refuses_longest_or_has_least_left(server: Server) -> None:
+    async with guarded(server, [Policy("plan", "2/m, 9/h"), Policy("day", "5/d", cost=0)]) as (guard, _):
+        first, _, third = [await guard.take(SCOPE) for _ in range(3)]
+        assert first.policies["plan"] == (False, 2, 1, None, timedelta(minutes=1))
+        assert first.policies["day"] == (False, 5, 5, None, timedelta())
+        assert third.policies["plan"][:3] == (True, 2, 0)
+        assert third.retry_after == third.policies["plan"].retry_after
+        assert timedelta(seconds=50) < (third.retry_after or timedelta()) <= timedelta(minutes=1)
+        assert json.loads(third.body)["violated-policies"] == ["plan-1m"]
+        # No wait helps a request that costs more than a limit.
+        dear = await guard.take(SCOPE, cost={"day": 6})
+        assert (dear.status, dear.retry_after, dear.policies["day"].limited) == (403, None, True)
+
+
+async def test_what_on_limited_raises_is_an_error_of_the_application(server: Server) -> None:
     def fails(*_: Any) -> None:
         raise ConnectionError("the meter is away")
 
     with pytest.raises(ConnectionError, match="the meter is away"):
-        async with guarded(server, FREE, on_decision=fails) as (guard, _):
+        async with guarded(server, Policy("none", "0/h"), on_limited=fails) as (guard, _):
             await guard.take(SCOPE)
 
 
-async def test_on_error_is_told_of_each_request_that_redis_did_not_decide_and_the_log_once(
+async def test_while_redis_is_away_a_decision_has_no_figures_and_the_log_tells_once(
     own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
+    told: list[Decision] = []
 
-    with caplog.at_level(logging.WARNING):
-        async with guarded(own_server, FREE, on_error=told.error, on_decision=told.decision) as (guard, _):
-            own_server.freeze()
-            guard._timeout = 0.1
-            await guard.take(SCOPE)
-            own_server.kill()
-            taken = await guard.take(SCOPE)
-            await taken.settle(5)
-    assert told.errors == ["TimeoutError"] * 3
-    assert told.decisions == []
+    async with guarded(own_server, FREE, timeout=0.1, on_limited=lambda _, each: told.append(each)) as (guard, _):
+        own_server.freeze()
+        scope = visiting()
+        assert await guard.take(scope) == Decision(False, True, None, {}, 200, {}, b"")
+        own_server.kill()
+        await guard.take(scope)
+        await guard.settle(scope, 5)
+    assert told == []
     assert caplog.messages == ["Redis is away: no answer in time; requests pass meanwhile"]
 
 
@@ -253,7 +251,8 @@ async def test_an_error_as_the_answer_is_a_request_that_is_not_decided(
 ) -> None:
     raw.set("requests:{192.0.2.1}", "something else")
     async with guarded(server, "9/h", fail="closed") as (guard, _):
-        answer = (await guard.take(SCOPE)).answer
+        answer = await guard.take(SCOPE)
+    assert (answer.limited, answer.allowed, answer.policies) == (False, False, {})
     assert (answer.status, json.loads(answer.body)) == (503, {"status": 503, "title": "The rate limiter is away"})
     assert "a request was not decided: WRONGTYPE Operation" in caplog.text
 
@@ -269,7 +268,7 @@ async def test_a_request_for_which_redis_came_back_too_late_is_not_logged(
         await asyncio.sleep(0)
         while guard._nodes.are_away:
             guard._nodes.probed(None, True)
-        assert (await asking).decision is None
+        assert not (await asking).policies
     assert [message.partition(":")[0] for message in caplog.messages] == ["Redis is away", "Redis decides again"]
 
 
@@ -293,9 +292,8 @@ async def receive() -> Any:
 
 
 def test_on_limited_answers_with_a_status_a_body_and_fields_of_its_own(server: Server) -> None:
-    async def limited(scope: Scope, decision: Decision, answer: Answer) -> Answer:
-        assert decision.limited
-        assert answer.status == 429
+    async def limited(scope: Scope, decision: Decision) -> Answer:
+        assert (decision.limited, decision.allowed, decision.status) == (True, False, 429)
         return Answer(200, {"Content-Type": "text/html", "retry-after": "60", "X-Plan": "free"}, b"<p>Slow down")
 
     sent = asyncio.run(respond(receive, server, Policy("full", "1/h"), on_limited=limited))
@@ -317,31 +315,9 @@ def test_on_limited_may_leave_the_answer_as_it_is(server: Server) -> None:
     assert (start["status"], json.loads(body["body"])["status"]) == (403, 403)
 
 
-def test_hooks_that_return_something_else_are_an_error(own_server: Server) -> None:
-    def wrong(*_: Any) -> Any:
-        return 429
-
-    for hook in ("on_limited", "on_away"):
-        with pytest.raises(TypeError, match="return an Answer, or None: 429"):
-            asyncio.run(respond(receive, own_server, Policy("none", "0/h"), **{hook: wrong}))
-        own_server.kill()
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_on_away_lets_a_request_pass_or_answers_it(own_server: Server, is_async: bool) -> None:
-    def away(scope: Scope, error: Exception) -> Answer | None:
-        assert isinstance(error, redis.ConnectionError)
-        return None if scope["path"] == "/health" else Answer(503, {"Retry-After": "5"}, b"later")
-
-    async def later(scope: Scope, error: Exception) -> Answer | None:
-        return away(scope, error)
-
-    own_server.kill()
-    start, body = await respond(receive, own_server, FREE, on_away=later if is_async else away)
-    assert (start["status"], dict(start["headers"])[b"retry-after"], body["body"]) == (503, b"5", b"later")
-
-    async with guarded(own_server, FREE, on_away=away) as (guard, _):
-        assert not (await guard.take({**SCOPE, "path": "/health"})).refused
+def test_a_hook_that_returns_something_else_is_an_error(server: Server) -> None:
+    with pytest.raises(TypeError, match="on_limited returns an Answer, or None: 429"):
+        asyncio.run(respond(receive, server, Policy("none", "0/h"), on_limited=lambda *_: 429))
 
 
 async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(server: Server) -> None:
@@ -359,40 +335,38 @@ async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(serve
             await guard.take(state, b)
 
 
-def test_fail_and_on_away_are_one_or_the_other() -> None:
-    with pytest.raises(ValueError, match="fail or on_away"):
-        Guard(redis.asyncio.Redis(), FREE, fail="closed", on_away=lambda *_: None)
-
-
 async def test_what_is_remembered_or_leased_goes_by_the_clock_too(server: Server, raw: redis.Redis) -> None:
     clock = Clock(NOW)
 
     async with guarded(server, Policy("q", "3/10s", lease=2), clock=clock, remember=PATIENT) as (guard, asked):
-        assert [(await guard.take(SCOPE)).refused for _ in range(5)] == [False] * 3 + [True] * 2
+        assert [(await guard.take(SCOPE)).allowed for _ in range(5)] == [True] * 3 + [False] * 2
         sent = len(asked.commands)
         clock.advance(9.999)
-        assert (await guard.take(SCOPE)).answer.fields["Retry-After"] == "1"
+        assert (await guard.take(SCOPE)).fields["Retry-After"] == "1"
         assert len(asked.commands) == sent
         clock.advance(0.001)
-        assert not (await guard.take(SCOPE)).refused
+        assert (await guard.take(SCOPE)).allowed
 
 
 async def test_units_are_settled_as_of_the_time_of_the_clock(server: Server, raw: redis.Redis) -> None:
     clock = Clock(NOW)
 
     async with guarded(server, [PAID, TOKENS], clock=clock) as (guard, asked):
-        taken = await guard.take(SCOPE)
+        scope = visiting()
+        await guard.take(scope)
         clock.advance(5)
-        await taken.settle({"paid": 0, "tokens": 70})
+        await guard.settle(scope, {"paid": 0, "tokens": 70})
         assert [words[-1] for words in asked.commands] == [str(NOW), str(NOW), str(NOW + 5_000)]
 
 
 async def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) -> None:
     policy = Policy("q", (1000, "1d"), cost=100, key=lambda scope: "me")
     async with guarded(server, policy) as (guard, _):
-        taken, _ = await guard.take(SCOPE), await guard.take(SCOPE)
+        scope = visiting()
+        await guard.take(scope)
+        await guard.take(SCOPE)
         for used in (60, 60, 250, 0, 0, 300, 30, 100):
-            await taken.settle(used)
+            await guard.settle(scope, used)
             assert counted(raw, "q:me") == 100 + used
 
 
@@ -400,25 +374,27 @@ async def test_the_last_settled_cost_counts(server: Server, raw: redis.Redis) ->
 async def test_a_cost_whose_settling_is_cancelled_is_counted_once(server: Server, raw: redis.Redis, turns: int) -> None:
     policy = Policy("q", (1000, "1d"), cost=100, key="me")
     async with redis.asyncio.Redis(port=server.port) as client:
-        taken = await Guard(client, policy, timeout=PATIENT).take(SCOPE)
-        settling = asyncio.create_task(taken.settle(250))
+        guard, scope = Guard(client, policy, timeout=PATIENT), visiting()
+        await guard.take(scope)
+        settling = asyncio.create_task(guard.settle(scope, 250))
         for _ in range(turns):
             await asyncio.sleep(0)
         settling.cancel()
         with suppress(asyncio.CancelledError):
             await settling
-        await taken.settle(250)
+        await guard.settle(scope, 250)
         assert counted(raw, "q:me") == 250
-        await taken.settle(30)
+        await guard.settle(scope, 30)
         assert counted(raw, "q:me") == 30
 
 
 @pytest.mark.parametrize("used", [-1, 1.5, True, float("nan"), float("inf"), "1", None])
 async def test_a_settled_cost_is_a_whole_number_from_0(server: Server, used: Any) -> None:
     async with guarded(server, FREE) as (guard, asked):
-        taken = await guard.take(SCOPE)
+        scope = visiting()
+        await guard.take(scope)
         with pytest.raises(ValueError, match="a cost must be a whole number from 0"):
-            await taken.settle(used)
+            await guard.settle(scope, used)
         assert len(asked.commands) == 1
 
 
@@ -453,12 +429,12 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)
-        told = [(await guard.take(SCOPE)).decision]
+        told = [await guard.take(SCOPE)]
         now_ns += 200_000
-        told.append((await guard.take(SCOPE)).decision)
+        told.append(await guard.take(SCOPE))
         now_ns += 1_000_000
-        told.append((await guard.take(SCOPE)).decision)
-        waits = [each.retry_after for each in told if each is not None and each.retry_after]
+        told.append(await guard.take(SCOPE))
+        waits = [each.retry_after for each in told if each.retry_after]
         assert (waits[0] - waits[1], waits[0] - waits[2]) == (timedelta(), timedelta(milliseconds=1))
 
 
@@ -472,16 +448,16 @@ async def test_the_header_fields_of_an_answer_are_made_once(server: Server) -> N
     with mock.patch.object(Standing, "fields", autospec=True, side_effect=Standing.fields) as fields:
         async with guarded(server, Policy("q", "3/h")) as (guard, _):
             await guard.middleware(application)({"type": "http"}, receive, send)
-            await guard.take(SCOPE)
     assert fields.call_count == 1
 
 
 async def test_one_limit_is_asked_for_by_the_single_command_which_tells_the_time_too(server: Server) -> None:
     async with guarded(server, Policy("q", "3/h")) as (guard, asked):
-        told = [await guard.take(SCOPE) for _ in range(4)]
-        assert [each.answer.status for each in told] == [200, 200, 200, 429]
+        scope = visiting()
+        told = [await guard.take(each) for each in (scope, SCOPE, SCOPE, SCOPE)]
+        assert [each.status for each in told] == [200, 200, 200, 429]
         assert [words[0] for words in asked.commands] == ["RL.LOG"] * 4
-        assert "r=1;" in (await told[0].settle(0))["RateLimit"]
+        assert "r=1;" in (await guard.settle(scope, 0))["RateLimit"]
 
 
 async def test_a_policy_with_a_lease_is_mostly_served_without_asking(server: Server, raw: redis.Redis) -> None:

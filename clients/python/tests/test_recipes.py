@@ -24,7 +24,7 @@ from .guards import SCOPE, guarded
 from .servers import Server
 
 RECIPES, ADAPTERS = ((Path(__file__).parents[1] / name).read_text() for name in ("recipes.md", "adapters.md"))
-POLICIES = [Policy("user", "2/h"), Policy("team", "9/h")]
+POLICIES = [Policy("user", "2/h"), Policy("team", "9/h"), Policy("trial", "1/h", dry_run=True)]
 
 
 def names_of(recipe: str) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def names_of(recipe: str) -> dict[str, Any]:
 
 
 async def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
-    """Three decisions, of which one refuses, and a request that Redis does not decide."""
-    hooks = {name: names[name] for name in ("on_decision", "on_error")}
+    """Three decisions, of which a dry run refuses two and a policy one, and a request that Redis does not decide."""
+    hooks = {name: names[name] for name in ("on_limited", "on_outage")}
     async with guarded(server, POLICIES, **hooks) as (guard, _):
         for _ in range(3):
             await guard.take(SCOPE)
@@ -77,7 +77,7 @@ def test_of_a_burst_exactly_the_limit_passes(
         assert body == "hello" if status == 200 else "Quota Exceeded" in body
 
 
-async def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> None:
+async def test_refusals_are_counted_with_opentelemetry(own_server: Server) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     metrics.set_meter_provider(provider)
@@ -92,26 +92,25 @@ async def test_decisions_are_counted_with_opentelemetry(own_server: Server) -> N
         for point in metric.data.data_points
     }
     assert counted == {
-        ("rate_limit.decisions", ("limited", False), ("policy", "user")): 2,
-        ("rate_limit.decisions", ("limited", False), ("policy", "team")): 2,
-        ("rate_limit.decisions", ("limited", True), ("policy", "user")): 1,
-        ("rate_limit.decisions", ("limited", True), ("policy", "team")): 1,
-        ("rate_limit.errors", ("error.type", "ConnectionError")): 1,
+        ("rate_limit.refusals", ("passed", True), ("policy", "trial")): 1,
+        ("rate_limit.refusals", ("passed", False), ("policy", "trial")): 1,
+        ("rate_limit.refusals", ("passed", False), ("policy", "user")): 1,
+        ("rate_limit.outages",): 1,
     }
     provider.shutdown()
 
 
-async def test_decisions_are_counted_with_the_client_of_prometheus(own_server: Server) -> None:
+async def test_refusals_are_counted_with_the_client_of_prometheus(own_server: Server) -> None:
     names = names_of("prometheus_client")
     await decide_and_fail(own_server, names)
     text = prometheus_client.generate_latest().decode()
-    for counter in names["decisions"], names["errors"]:
+    for counter in names["refusals"], names["outages"]:
         prometheus_client.REGISTRY.unregister(counter)
     for line in (
-        'rate_limit_decisions_total{limited="False",policy="user"} 2.0',
-        'rate_limit_decisions_total{limited="True",policy="user"} 1.0',
-        'rate_limit_decisions_total{limited="True",policy="team"} 1.0',
-        'rate_limit_errors_total{error="ConnectionError"} 1.0',
+        'rate_limit_refusals_total{passed="True",policy="trial"} 1.0',
+        'rate_limit_refusals_total{passed="False",policy="trial"} 1.0',
+        'rate_limit_refusals_total{passed="False",policy="user"} 1.0',
+        "rate_limit_outages_total 1.0",
     ):
         assert line in text.splitlines()
 

@@ -6,10 +6,11 @@ Adapters: ``redis_rl.asgi`` for Starlette, FastAPI, Litestar and other ASGI appl
 """
 
 from . import cmd
-from ._commands.wire import Algorithm, Clock, Decision, Info, Key, Quota, Row, Verdict, Window, WindowInfo
+from ._commands.wire import Algorithm, Clock, Info, Key, Quota, Row, Verdict, Verdicts, Window, WindowInfo
 from ._guard.hold import AsyncHold, Hold
 from ._guard.leases import AsyncLeases, Leases
 from ._guard.limiter import AsyncRateLimiter, RateLimiter
+from .http import Decision, Figures
 from .memory import MemoryLimiter
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "AsyncRateLimiter",
     "Clock",
     "Decision",
+    "Figures",
     "Hold",
     "Info",
     "Key",
@@ -28,6 +30,7 @@ __all__ = [
     "RateLimiter",
     "Row",
     "Verdict",
+    "Verdicts",
     "Window",
     "WindowInfo",
     "cmd",

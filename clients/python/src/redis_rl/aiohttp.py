@@ -15,9 +15,9 @@ from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy, beside
+from .http import Answer, Decision, Policy, beside
 
-__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+__all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Handler = TypeVar("_Handler", bound=Callable[[Any], Awaitable[web.StreamResponse]])
@@ -31,26 +31,40 @@ def client_address(proxies: int = 0) -> Callable[[web.Request], str]:
     return lambda request: behind(proxies, request.remote, request.headers.getall("X-Forwarded-For", ()))
 
 
+class Refused(web.HTTPException):
+    """No place is free. The guard's middleware answers."""
+
+    status_code = 429
+
+    def __init__(self, decision: Decision) -> None:
+        """Has what the client is told."""
+        super().__init__()
+        self.set_status(decision.status)
+        self.decision = decision
+
+
 class Guard(AsyncGuard):
     """Limits the requests of an aiohttp application."""
+
+    _refused = Refused
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Limits an application. Its place among the middlewares is after that of CORS."""
         router = request.match_info.apps[0].router
-        self.check(router, lambda: [route.handler for route in router.routes()])
-        visit = await self.begin(request, limits_of(request.match_info.handler))
+        self._check(router, lambda: [route.handler for route in router.routes()])
+        visit = await self._begin(request, limits_of(request.match_info.handler))
         try:
-            if visit.refusal:
+            if visit.refusal is not None:
                 return _response(visit.refusal)
             try:
                 response = await handler(request)
             except web.HTTPException as answer:
-                if visit.refusal:
+                if visit.refusal is not None:
                     return _response(visit.refusal, answer)
                 answer.headers.update(visit.fields())
                 raise
-            if visit.refusal and not response.prepared:
+            if visit.refusal is not None and not response.prepared:
                 return _response(visit.refusal, response)
             if not response.prepared:
                 await self.prepare(request, response)
@@ -67,13 +81,13 @@ class Guard(AsyncGuard):
 
     def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
         """Limits a handler, or a method of a ``web.View``, as its decorator."""
-        limit = Limit(self, policies)
+        limit = Limit(self._routes, policies)
 
         def decorate(handler: _Handler) -> _Handler:
             @functools.wraps(handler)
             async def limited(first: Any) -> web.StreamResponse:
                 request = getattr(first, "request", first)
-                if (await self.take_route(limit, request)).refused:
+                if await self._take_route(limit, request) is not None:
                     # The middleware replaces this response by the refusal.
                     return web.Response()
                 return await handler(first)
@@ -91,7 +105,7 @@ class Guard(AsyncGuard):
     def _address(self, request: web.Request) -> str | None:
         return request.remote
 
-    def route(self, request: web.Request, limit: Limit) -> str | None:
+    def _route(self, request: web.Request, limit: Limit) -> str | None:
         """Returns the name of the resource, with the method."""
         route = request.match_info.route
         method = "GET" if route.method == "HEAD" else route.method
@@ -100,7 +114,7 @@ class Guard(AsyncGuard):
         return route_name(() if method == "*" else (method,), route.resource.canonical)
 
 
-def _response(answer: Answer, instead_of: web.StreamResponse | None = None) -> web.Response:
+def _response(answer: Decision, instead_of: web.StreamResponse | None = None) -> web.Response:
     """Makes the response of a refusal. It keeps the fields and cookies of the response that it replaces."""
     response = web.Response(status=answer.status, headers=answer.fields, body=answer.body)
     if instead_of is not None:

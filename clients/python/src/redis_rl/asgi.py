@@ -10,15 +10,16 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
+from functools import partial
 from inspect import iscoroutinefunction, signature
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, limits_of, route_name, with_limit
+from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, limits_of, route_name, with_limit
 from ._guard.visit import Taken, Visit
-from .http import Answer, Policy, beside
+from .http import Answer, Decision, Policy, beside
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
@@ -37,12 +38,12 @@ __all__ = [
     "Answer",
     "Chosen",
     "Cost",
+    "Decision",
     "Guard",
     "Policies",
     "Policy",
     "Refused",
     "Scope",
-    "Taken",
     "client_address",
 ]
 
@@ -81,38 +82,41 @@ def client_address(proxies: int = 0) -> Callable[[Scope], str]:
 
 
 class Refused(HTTPException):
-    """The limit of a route refuses. The guard sends its answer, whatever an exception handler makes of this."""
+    """A route's limit refuses, or no place is free. The guard answers, whatever an exception handler makes of this."""
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, decision: Decision) -> None:
         """Has the status and the fields of the answer, for exception handlers of the application."""
         # Without a detail, Starlette would name the status in its own words.
-        super().__init__(taken.answer.status, "Quota Exceeded", dict(taken.answer.fields))
-        self.taken = taken
+        super().__init__(decision.status, "Quota Exceeded", dict(decision.fields))
+        self.decision = decision
 
 
 class Guard(AsyncGuard):
-    """Limits the requests of an ASGI application. Functions of the request are called with its scope."""
+    """Limits the requests of an ASGI application. Functions of the request are called with its scope.
+
+    Methods take the scope, or a request of Starlette.
+    """
+
+    _refused = Refused
 
     def middleware(self, app: App) -> App:
         """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
-        return _Middleware(self, self.all, app)
+        return _Middleware(self._take_of, self._check, self._all, app)
 
     def limit(self, policies: Policies) -> "Route":
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
-        return Route(self, policies)
-
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
-        """Takes units by the scope, or by a request of Starlette: see :meth:`AsyncGuard.take`."""
-        return await super().take(self._state(request), policies, cost)
+        return Route(self._routes, policies, self._take_route, partial(_Middleware, self._take_of, self._check))
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
         return scope
 
+    _own = _state
+
     def _address(self, request: Scope) -> str | None:
         return (request.get("client") or (None,))[0]
 
-    def route(self, request: Scope, limit: Limit) -> str | None:
+    def _route(self, request: Scope, limit: Limit) -> str | None:
         """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
@@ -126,14 +130,21 @@ class Guard(AsyncGuard):
 class Route(Limit):
     """The limit of a route: a dependency of FastAPI, a decorator of handlers, and a maker of middleware."""
 
-    def __init__(self, guard: Guard, policies: Policies) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        policies: Policies,
+        take: Callable[[Limit, Scope], Awaitable[Decision | None]],
+        middleware: Callable[[Limit, App], App],
+    ) -> None:
         """Is made by :meth:`Guard.limit`."""
-        super().__init__(guard, policies)
+        super().__init__(routes, policies)
+        self._take_route, self._middleware = take, middleware
         # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take
 
     @overload
-    def __call__(self, request: HTTPConnection) -> Awaitable[Taken]: ...
+    def __call__(self, request: HTTPConnection) -> Awaitable[None]: ...
     @overload
     def __call__(self, request: _Handler) -> _Handler: ...
     def __call__(self, request: HTTPConnection) -> Any:  # type: ignore[misc]
@@ -142,11 +153,9 @@ class Route(Limit):
             return self._limited(request)
         return self._take(request)
 
-    async def _take(self, request: HTTPConnection) -> Taken:
-        taken: Taken = await self.guard.take_route(self, request.scope)
-        if taken.refused:
-            raise Refused(taken)
-        return taken
+    async def _take(self, request: HTTPConnection) -> None:
+        if (refusal := await self._take_route(self, request.scope)) is not None:
+            raise Refused(refusal)
 
     def _limited(self, handler: Any) -> Any:
         name = getattr(handler, "__qualname__", repr(handler))
@@ -172,7 +181,7 @@ class Route(Limit):
 
     def middleware(self, app: App) -> App:
         """Limits a route or a router of Starlette."""
-        return _Middleware(cast(Guard, self.guard), self, app)
+        return self._middleware(self, app)
 
 
 def _may_have_request(handler: Any) -> bool:
@@ -283,15 +292,17 @@ def _has(place: Any, limit: Limit) -> bool:
 
 
 class _Middleware:
-    def __init__(self, guard: Guard, limit: Limit, app: App) -> None:
-        self.app, self.limit, self._guard = app, limit, guard
+    def __init__(
+        self, take_of: Callable[..., Awaitable[Taken]], check: Callable[..., None], limit: Limit, app: App
+    ) -> None:
+        self.app, self.limit, self._take_of, self._check = app, limit, take_of, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Limits requests and handshakes of websockets. At startup it checks the limits of all routes instead."""
         first = _FIRST.get(scope["type"])
         if first is None:
             try:
-                self._check(scope)
+                self._check_app(scope)
             except (RuntimeError, TypeError, ValueError) as error:
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
@@ -300,7 +311,7 @@ class _Middleware:
         if visit := scope.get(VISIT):
             return await self._pass(visit, scope, receive, send)
         # Some servers and test clients leave out the startup.
-        self._check(scope)
+        self._check_app(scope)
         # The scope itself is passed on, since outer middleware reads what inner code adds to it, such as the route.
         visit = Visit(scope, VISIT)
         answering = _Answering(visit, scope, first, send)
@@ -316,16 +327,16 @@ class _Middleware:
             visit.end()
         return None
 
-    def _check(self, scope: Scope) -> None:
+    def _check_app(self, scope: Scope) -> None:
         app = scope.get("app")
-        self._guard.check(app, lambda: _check_routes(app, _routes(app)))
+        self._check(app, lambda: _check_routes(app, _routes(app)))
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = await self._guard.take_of([self.limit], scope, visit=visit)
-        if taken.refused:
+        taken = await self._take_of([self.limit], scope, visit=visit)
+        if taken.refusal is not None:
             if scope["type"] == "websocket":
                 await receive()  # the message that a client wants to connect
-            for message in _messages(scope, taken.answer):
+            for message in _messages(scope, taken.refusal):
                 await send(message)
             return None
         return await self.app(scope, receive, send)
@@ -341,7 +352,7 @@ class _Answering:
     async def send(self, message: Message) -> None:
         """Sends a message of the application."""
         visit = self._visit
-        if visit.refusal:
+        if visit.refusal is not None:
             # The refusal replaces the answer of the application or of its framework.
             if message["type"] == "websocket.close":
                 await self._send_all([message])
@@ -355,7 +366,7 @@ class _Answering:
 
     async def finish(self) -> None:
         """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
-        if self._visit.refusal and not self._visit.has_begun:
+        if self._visit.refusal is not None and not self._visit.has_begun:
             await self._send_all(_messages(self._scope, self._visit.refusal))
 
     async def answer_error(self, error: Exception, receive: Receive) -> None:
@@ -383,7 +394,7 @@ class _Answering:
             await self._send(message)
 
 
-def _messages(scope: Scope, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
+def _messages(scope: Scope, answer: Decision, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
     """Returns the messages of an answer. It keeps those other headers that are not about a body."""
     response = "http.response"
     if scope["type"] == "websocket":

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ._commands.wire import Algorithm, Key, Options, Quota, Window, decision, info, take, take_all, verdict
+from ._commands.wire import Algorithm, Key, Options, Quota, Window, info, take, take_all, verdict, verdicts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["all", "bucket", "decision", "fixed", "info", "log", "peek", "sliding", "verdict"]
+__all__ = ["all", "bucket", "fixed", "info", "log", "peek", "sliding", "verdict", "verdicts"]
 
 
 def fixed(key: Key, *quotas: Quota, **options: Unpack[Options]) -> list[Key | int]:
@@ -49,5 +49,5 @@ def peek(key: Key, *quotas: Quota, cost: int = 1, at: int | None = None) -> list
 def all(  # noqa: A001 - as the command is called
     rows: Iterable[tuple[Key, Algorithm, int, Window, int]], *, force: bool = False, at: int | None = None
 ) -> list[Key | int]:
-    """RL.ALL, answered by a decision."""
+    """RL.ALL, answered by verdicts."""
     return take_all(rows, force, at)

@@ -16,12 +16,12 @@ from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, AsyncGuard, SyncGuard, blocking, run
+from ._guard.guard import VISIT, AsyncGuard, Refused, SyncGuard, blocking, run
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy, beside
+from .http import Answer, Decision, Policy, beside
 
-__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+__all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -37,9 +37,9 @@ def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
 
 
 class Guard(SyncGuard):
-    """Limits the requests of a Django project. Asynchronous views call ``atake``, ``asettle`` and ``aclose``.
+    """Limits the requests of a Django project. Each event loop has leases of its own.
 
-    Each event loop has leases of its own.
+    Asynchronous views call ``atake``, ``apeek``, ``ahold``, ``asettle`` and ``aclose``.
     """
 
     def _blocks(self) -> bool:
@@ -57,7 +57,7 @@ class Guard(SyncGuard):
                 response = await get_response(request)
                 if not visit.taken:
                     # Inner middleware has answered before a view was looked for.
-                    await self.take_of([self.all], request, visit=visit)
+                    await self._take_of([self._all], request, visit=visit)
                 return _answered(visit, response)
 
             guarded.process_view = self._process_view
@@ -67,19 +67,20 @@ class Guard(SyncGuard):
                 visit = Visit(self._state(request), VISIT)
                 response = get_response(request)
                 if not visit.taken:
-                    run(self.take_of([self.all], request, visit=visit))
+                    run(self._take_of([self._all], request, visit=visit))
                 return _answered(visit, response)
 
             guarded.process_view = lambda *arguments: run(self._process_view(*arguments))
+        guarded.process_exception = _process_exception
         return guarded
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
-        limits = [self.all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
-        return _response((await self.take_of(limits, request, visit=self.visit_of(request))).refusal)
+        limits = [self._all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
+        return _response((await self._take_of(limits, request, visit=self._visit_of(request, "limit a view"))).refusal)
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""
-        limit = Limit(self, policies)
+        limit = Limit(self._routes, policies)
         limit.method = method
 
         def decorate(view: Any) -> Any:
@@ -87,20 +88,21 @@ class Guard(SyncGuard):
 
                 @functools.wraps(view)
                 async def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = await self.take_route(limit, request) if method in (None, request.method) else None
-                    return (taken and _response(taken.refusal)) or await view(request, *args, **arguments)
+                    refusal = await self._take_route(limit, request) if method in (None, request.method) else None
+                    return _response(refusal) or await view(request, *args, **arguments)
             else:
 
                 @functools.wraps(view)
                 def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    taken = run(self.take_route(limit, request)) if method in (None, request.method) else None
-                    return (taken and _response(taken.refusal)) or view(request, *args, **arguments)
+                    refusal = run(self._take_route(limit, request)) if method in (None, request.method) else None
+                    return _response(refusal) or view(request, *args, **arguments)
 
             return with_limit(limited, limit)
 
         return decorate
 
-    atake, asettle, aclose = AsyncGuard.take, AsyncGuard.settle, AsyncGuard.close
+    atake, apeek, ahold = AsyncGuard.take, AsyncGuard.peek, AsyncGuard.hold
+    asettle, aclose = AsyncGuard.settle, AsyncGuard.close
 
     def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META
@@ -108,7 +110,7 @@ class Guard(SyncGuard):
     def _address(self, request: HttpRequest) -> str | None:
         return request.META.get("REMOTE_ADDR")
 
-    def route(self, request: HttpRequest, limit: Limit) -> str | None:
+    def _route(self, request: HttpRequest, limit: Limit) -> str | None:
         """Returns the name of the URL pattern, which has no method unless the limit has one."""
         return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
 
@@ -128,14 +130,18 @@ def _route_name(path: str, limit: Limit) -> str:
     return route_name([limit.method] if limit.method else (), f"/{path}")
 
 
-def _response(answer: Answer | None) -> HttpResponse | None:
+def _response(answer: Decision | None) -> HttpResponse | None:
     return None if answer is None else HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
+
+
+def _process_exception(request: HttpRequest, error: Exception) -> HttpResponse | None:
+    return _response(error.decision) if isinstance(error, Refused) else None
 
 
 def _answered(visit: Visit, response: Any) -> Any:
     visit.end()
     fields: Iterable[tuple[str, str]] = visit.fields().items()
-    if visit.refusal:
+    if visit.refusal is not None:
         # Inner middleware may have set fields and cookies, such as for CORS. They are kept.
         refused: Any = _response(visit.refusal)
         fields = beside(visit.refusal, response.items())

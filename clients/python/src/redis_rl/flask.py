@@ -7,14 +7,15 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol, TypeVar, overload
 
 from flask import Flask, Request, Response, current_app, request
+from werkzeug.exceptions import HTTPException
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, run
 from ._guard.policies import ByHand, Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
-from .http import Answer, Policy, beside
+from .http import Answer, Decision, Policy, beside
 
-__all__ = ["Answer", "Guard", "Policies", "Policy", "client_address"]
+__all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
 
 def client_address(proxies: int = 0) -> Callable[[Request], str]:
@@ -34,8 +35,19 @@ class Decorator(Protocol):
     def __call__(self, view: _View) -> _View: ...
 
 
+class Refused(HTTPException):
+    """No place is free. The guard answers, whatever an error handler makes of this."""
+
+    def __init__(self, decision: Decision) -> None:
+        """Has what the client is told."""
+        super().__init__("Quota Exceeded", _response(decision))
+        self.code, self.decision = decision.status, decision
+
+
 class Guard(SyncGuard):
     """Limits the requests of a Flask application."""
+
+    _refused = Refused
 
     def middleware(self, app: Flask) -> None:
         """Limits an application, before anything else that it does with a request."""
@@ -44,22 +56,22 @@ class Guard(SyncGuard):
         app.teardown_request(self._end)
 
     def _before(self) -> Response | None:
-        self.check(views := current_app.view_functions, views.values)
+        self._check(views := current_app.view_functions, views.values)
         if _is_answered_by_flask():
             Visit(self._state(request), VISIT)
             return None
         view = views.get(request.endpoint or "")
-        return _response(run(self.begin(request, limits_of(view))).refusal)
+        return _response(run(self._begin(request, limits_of(view))).refusal)
 
     def _after(self, response: Response) -> Response:
         visit: Visit | None = request.environ.get(VISIT)
         if visit:
             visit.has_begun = True
-            if visit.refusal:
+            if visit.refusal is not None:
                 # Header fields that are set by now are kept, such as those of CORS.
                 fields = beside(visit.refusal, response.headers)
                 response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])
-            response.headers.update(visit.fields() if not visit.refusal else {})
+            response.headers.update(visit.fields() if visit.refusal is None else {})
         return response
 
     def _end(self, error: BaseException | None) -> None:
@@ -68,10 +80,10 @@ class Guard(SyncGuard):
 
     def limit(self, policies: Policies) -> Decorator:
         """Limits a view as its decorator, or a blueprint by ``blueprint.before_request(guard.limit("9/h"))``."""
-        limit = Limit(self, policies)
+        limit = Limit(self._routes, policies)
 
         def refusal() -> Response | None:
-            return None if _is_answered_by_flask() else _response(run(self.take_route(limit, request)).refusal)
+            return None if _is_answered_by_flask() else _response(run(self._take_route(limit, request)))
 
         def decorate(view: Any = None) -> Any:
             if view is None:
@@ -91,7 +103,7 @@ class Guard(SyncGuard):
     def _address(self, request: Request) -> str | None:
         return request.remote_addr
 
-    def route(self, request: Request, limit: Limit) -> str | None:
+    def _route(self, request: Request, limit: Limit) -> str | None:
         """Returns the name of the rule, or of the blueprint."""
         rule = request.url_rule
         if rule and (isinstance(limit, ByHand) or limit in limits_of(current_app.view_functions.get(rule.endpoint))):
@@ -106,5 +118,5 @@ def _is_answered_by_flask() -> bool:
     return request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False)
 
 
-def _response(answer: Answer | None) -> Response | None:
+def _response(answer: Decision | None) -> Response | None:
     return None if answer is None else Response(answer.body, answer.status, dict(answer.fields))

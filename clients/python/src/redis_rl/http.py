@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ._commands import wire
-from ._commands.wire import Algorithm, Decision, Quota, Verdict, Window, check_cost, timedelta_of
+from ._commands.wire import Algorithm, Quota, Verdict, Window, check_cost, tightest, timedelta_of
 from ._keys import Outcome, Rules, without
 
-__all__ = ["Answer", "Policy"]
+__all__ = ["Answer", "Decision", "Figures", "Policy"]
 
 _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
@@ -75,7 +75,7 @@ class Policy:
         all requests share the quotas.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts and calls ``on_decision``, but refuses nothing.
+        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts and calls ``on_limited``, but refuses nothing.
         """
         if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
@@ -102,6 +102,12 @@ class Policy:
         self.lease, self.dry_run = lease, dry_run
         self.rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
 
+    def is_same(self, other: Policy) -> bool:
+        """Whether both are one policy, so that a request which meets both takes the units of both."""
+        return self is other or (
+            self.rules is other.rules and self.items == other.items and self.dry_run == other.dry_run
+        )
+
     def __repr__(self) -> str:
         """Returns the name and the quotas."""
         return f"<Policy {', '.join(item.text for item in self.items)}>"
@@ -124,17 +130,58 @@ class Answer:
     """Problem details as JSON; empty if the request is allowed."""
 
 
+class Figures(NamedTuple):
+    """What a policy says of a request: its quota that refuses with the longest wait, or else has the fewest units left.
+
+    Of a place that is refused, ``limit`` is how many there are, and ``reset_after`` how long one lasts.
+    """
+
+    limited: bool
+    limit: int
+    remaining: int
+    """Units left after this request, never negative."""
+    retry_after: timedelta | None
+    """Wait after which this policy allows the same request. None if it did, and if no wait can help."""
+    reset_after: timedelta
+    """Wait until the whole limit is available again if no other request comes."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a request was told by its policies, true if it may pass."""
+
+    limited: bool
+    """Whether a policy refuses. A dry run never does."""
+    allowed: bool
+    """Whether the request may pass: it is not limited, and not answered 503 while Redis is away."""
+    retry_after: timedelta | None
+    """Wait after which all policies allow this same request. None if it was, and if no wait is known."""
+    policies: Mapping[str, Figures]
+    """Each policy by its name, dry runs too. Empty where nothing limits the request, and while Redis is away."""
+    status: int
+    """200: go on. 429: try again later. 403: it costs more than a quota. 503: Redis is away."""
+    fields: Mapping[str, str]
+    """The header fields of the answer."""
+    body: bytes
+    """Problem details as JSON; empty if the request is allowed."""
+    is_local: bool = False
+    """Whether this process has decided, while Redis is away."""
+
+    def __bool__(self) -> bool:
+        """The same as ``allowed``."""
+        return self.allowed
+
+
 class Standing(NamedTuple):
     """The policies of a request and what it was told of them."""
 
     policies: Sequence[Policy]
     outcome: Outcome
 
-    @property
-    def decision(self) -> Decision:
-        """The decision, with the rows that are known."""
-        limited, retry_after, at, _ = self.outcome
-        return Decision(limited, retry_after, at, tuple(row for _, row in self._pairs()))
+    def figures(self) -> dict[str, Figures]:
+        """Returns the figures of each policy of which something is known."""
+        pairs = zip(self.policies, self.outcome.rows, strict=True)
+        return {policy.name: Figures(*tightest(rows)[:5]) for policy, rows in pairs if rows}
 
     def without(self, units: Sequence[int]) -> Standing:
         """Returns the standing after so many units of each policy have gone back."""
@@ -176,12 +223,20 @@ class Standing(NamedTuple):
 
 
 def together(standings: Sequence[Standing]) -> Standing:
-    """Joins standings for one answer. None but the last may have refused."""
+    """Joins standings for one answer, each policy once with its newest figures. None but the last may have refused."""
     if len(standings) == 1:
         return standings[0]
-    rows = tuple(row for each in standings for row in each.outcome.rows)
-    policies = [policy for each in standings for policy in each.policies]
-    return Standing(policies, standings[-1].outcome._replace(rows=rows))
+    newest: dict[str, tuple[Policy, tuple[Verdict, ...] | None]] = {}
+    for each in standings:
+        for policy, rows in zip(each.policies, each.outcome.rows, strict=True):
+            if rows or policy.name not in newest:
+                newest[policy.name] = (policy, rows)
+    rows_of_all = tuple(rows for _, rows in newest.values())
+    return Standing([policy for policy, _ in newest.values()], standings[-1].outcome._replace(rows=rows_of_all))
+
+
+def fields_of(standings: Sequence[Standing]) -> Mapping[str, str]:
+    return together(standings).fields() if standings else {}
 
 
 def away() -> Answer:
@@ -189,7 +244,19 @@ def away() -> Answer:
     return _problem(503, {"Retry-After": "1"}, {"title": "The rate limiter is away"})
 
 
-def beside(answer: Answer, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def full(place: str, fields: Mapping[str, str]) -> Answer:
+    """Makes the answer to a client for which no place is free. No wait is told, since nobody knows it."""
+    return _problem(429, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": [place]})
+
+
+def with_fields(fields: Mapping[str, str], answer: Answer) -> Answer:
+    """Returns an answer with these fields added, except those that it names itself."""
+    named = {name.lower() for name in answer.fields}
+    kept = {name: value for name, value in fields.items() if name.lower() not in named}
+    return Answer(answer.status, {**kept, **answer.fields}, answer.body)
+
+
+def beside(answer: Answer | Decision, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns the fields of another answer to keep beside this one: all except its own and those about the body."""
     replaced = _ABOUT_BODY.union(name.lower() for name in answer.fields)
     return [(name, value) for name, value in fields if name.lower() not in replaced]

@@ -158,7 +158,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Verdicts:
     """What a request over several rows was told, true if it is allowed: by all of them, or nothing was counted."""
 
     limited: bool
@@ -168,8 +168,6 @@ class Decision:
     """The Unix time in milliseconds as of which it was decided: name it in ``at`` to give units back later."""
     rows: tuple[Verdict, ...]
     """The verdict of each row, in the order given. ``limited`` says whether this row refuses."""
-    is_local: bool = False
-    """Whether a guard has decided in this process, while Redis is away."""
 
     @property
     def allowed(self) -> bool:
@@ -180,8 +178,8 @@ class Decision:
         return not self.limited
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Decision:
-        """Makes a decision of one row. A verdict without a time has taken nothing."""
+    def of(cls, verdict: Verdict) -> Verdicts:
+        """Makes those of one row. A verdict without a time has taken nothing."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
 
     def verdict(self) -> Verdict:
@@ -353,9 +351,9 @@ def verdict(reply: Sequence[int]) -> Verdict:
     return Verdict(limited == 1, limit, remaining, _wait(retry_after), reset, *taken_and_at)
 
 
-def decision(reply: Sequence[Any]) -> Decision:
+def verdicts(reply: Sequence[Any]) -> Verdicts:
     limited, retry_after, at, rows = reply
-    return Decision(limited == 1, _wait(retry_after), at, tuple(verdict(row) for row in rows))
+    return Verdicts(limited == 1, _wait(retry_after), at, tuple(verdict(row) for row in rows))
 
 
 def _wait(milliseconds: int) -> timedelta | None:

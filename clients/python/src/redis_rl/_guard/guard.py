@@ -5,29 +5,58 @@ An adapter adds where a request keeps its :class:`Visit`, its network address, i
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from time import monotonic
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from datetime import timedelta
+from functools import lru_cache, partial
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from .. import http
-from .._commands.wire import Clock, Decision, Time, check_cost, is_mistake, seconds_of, sendable
+from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
-from ..http import Answer, Policy
+from ..http import Answer, Decision, Figures, Policy
 from ..memory import MemoryLimiter, check_clock
 from .address import network
+from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes, OnOutage
-from .policies import ByHand, Cost, KeyOf, Limit, Policies, check_exist, check_order, check_together, resolved
+from .policies import ByHand, Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
 from .threads import CLOSE_SECONDS, InThreads
-from .visit import Charge, Part, Taken, Visit, settle
+from .visit import Charge, Known, Part, Taken, Visit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _Result = TypeVar("_Result")
+
+
+class HoldOptions(TypedDict, total=False):
+    """How long a place lasts, how long to wait for one, and what is told if it is late."""
+
+    ttl: Time
+    timeout: Time
+    on_late: Callable[[Key], object] | None
+
+
+OnLimited: TypeAlias = Callable[[Any, Decision], Answer | Awaitable[Answer | None] | None]
 
 # The name under which a request keeps its visit.
 VISIT = "redis_rl.visit"
@@ -44,6 +73,7 @@ _NO_LOOP = (
     "a function of the request, or a hook, waits for an event loop, and the guard runs in a thread that has none: make "
     "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
 )
+_NO_GUARD = "needs the guard in front of the application: guard.middleware"
 _log = logging.getLogger("redis_rl")
 # Whether the running code blocks its thread, in a framework that has both kinds of handlers.
 blocking = ContextVar("blocking", default=False)
@@ -68,30 +98,17 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     raise RuntimeError(_NO_LOOP)
 
 
-def _check_keys(charges: Sequence[Charge]) -> None:
-    """Refuses two policies that count in one key. The server's refusal would count as Redis being away."""
-    names: dict[Any, str] = {}
-    for charge in charges:
-        name, key = charge.policy.name, charge.share.key
-        if (other := names.setdefault(key, name)) != name:
-            raise ValueError(f"the policies {other} and {name} of a request count in one key, {key!s}")
-
-
 # Stands for the network address among keys.
 _ADDRESS: Any = object()
 
 
-def _own(answer: Any) -> Answer | None:
-    if answer is not None and not isinstance(answer, Answer):
-        raise TypeError(f"on_limited and on_away return an Answer, or None: {answer!r}")
-    return answer
+class Refused(Exception):  # noqa: N818 - as frameworks call theirs
+    """No place is free for a request, or Redis is away."""
 
-
-def _with(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """Returns an answer with these fields added, except those that it names itself."""
-    named = {name.lower() for name in answer.fields}
-    kept = {name: value for name, value in fields.items() if name.lower() not in named}
-    return Answer(answer.status, {**kept, **answer.fields}, answer.body)
+    def __init__(self, decision: Decision) -> None:
+        """Has what the client is told."""
+        super().__init__("Quota Exceeded")
+        self.decision = decision
 
 
 class AsyncGuard:
@@ -106,15 +123,16 @@ class AsyncGuard:
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
     process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
-    ``on_decision`` is called with each decision and its policies. A policy of a dry run has a decision of its own.
-    ``on_error`` is called with the error when Redis does not decide a request. ``on_limited`` returns the answer to
-    send in place of 429 or 403, or None for the usual one. The header fields are added unless it names them.
-    ``on_away`` replaces ``fail``: it returns the answer while Redis is away, or None to let the request pass. These
-    last two, ``key`` and ``policies`` may be asynchronous. ``on_outage`` is called once when Redis is away, with
-    ``"begun"`` and why, and once when it decides again, with ``"ended"``: in any thread, so it is quick, and asks the
-    guard nothing. ``clock`` returns the Unix time in milliseconds as of which
-    to decide, for tests.
+    ``on_limited`` is called with the request and the :class:`Decision` of each refusal. If dry runs alone refuse, the
+    decision is allowed. Else it may return the answer to send in place of 429 or 403, to which the header fields are
+    added unless it names them. It, ``key`` and ``policies`` may be asynchronous. ``on_outage`` is called once when
+    Redis is away, with ``"begun"`` and why, and once when it decides again, with ``"ended"``: in any thread, so it is
+    quick, and asks the guard nothing. ``clock`` returns the Unix time in milliseconds as of which to decide,
+    for tests.
     """
+
+    # The exception that the middleware or the framework answers.
+    _refused: Callable[[Decision], Exception] = Refused
 
     def __init__(
         self,
@@ -127,16 +145,11 @@ class AsyncGuard:
         remember: Time = 0.0,
         prefix: str = "",
         clock: Clock | None = None,
-        on_decision: Callable[[Any, Decision, Sequence[Policy]], object] | None = None,
-        on_error: Callable[[Exception], object] | None = None,
-        on_limited: Callable[[Any, Decision, Answer], Answer | Awaitable[Answer | None] | None] | None = None,
-        on_away: Callable[[Any, Exception], Answer | Awaitable[Answer | None] | None] | None = None,
+        on_limited: OnLimited | None = None,
         on_outage: OnOutage | None = None,
     ) -> None:
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
-        if fail != "open" and on_away:
-            raise ValueError("fail or on_away says what happens while Redis is away, not both")
         check_client(client)
         if key is not None and not callable(key):
             raise TypeError(f"the key of a Guard is a function of the request: {key!r}")
@@ -148,17 +161,17 @@ class AsyncGuard:
                 raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
         remember = seconds_of("remember", remember)
         check_clock(clock)
-        self.all = Limit(self, policies, is_route=False)
+        self._routes = Routes(self._route)
+        self._all = Limit(self._routes, policies, is_route=False)
+        self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(lambda text: ByHand(self, text))
-        # The limits that are a text, by the name of their route.
-        self.routes: dict[str, Limit] = {}
+        self._by_hand = lru_cache(maxsize=256)(partial(ByHand, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
-        self._nodes = Nodes(_MEANWHILE["open" if on_away else fail], on_outage)
+        self._nodes = Nodes(_MEANWHILE[fail], on_outage)
         self._made: dict[bool, Any] = {}
         self._client = client
         # Decides while Redis is away, if ``fail`` says so.
@@ -166,10 +179,7 @@ class AsyncGuard:
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
             self._local = InThreads(memory, Nodes(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
-        self._on_decision = on_decision
-        self._on_error = on_error
         self._on_limited = on_limited
-        self._on_away = on_away
         # The policies of which the log was told that they have not limited a request without a key.
         self._unlimited: set[str] = set()
         # When the log may next be told of a request that was not decided although Redis is not away.
@@ -180,8 +190,8 @@ class AsyncGuard:
         return self
 
     @property
-    def asking(self) -> Any:
-        """What decides requests here: in this thread, or in the running event loop."""
+    def _where(self) -> Any:
+        """Where requests are decided: in this thread, or in the running event loop."""
         blocks = self._blocks()
         made = self._made.get(blocks)
         if made is None:
@@ -189,9 +199,9 @@ class AsyncGuard:
             where: Any = InThreads if blocks else InLoops
             options = {"remember": self._remember, "timeout": self._timeout, "clock": self._clock}
             made = self._made.setdefault(blocks, where(self._client, self._nodes, **options))
-        return made.here()
+        return made
 
-    def check(self, place: Any, views: Callable[[], Iterable[Any]]) -> None:
+    def _check(self, place: Any, views: Callable[[], Iterable[Any]]) -> None:
         """Raises an error if a route of ``place`` lacks its limit, or if no request can be decided where this runs.
 
         Each place is looked at until it is right. ``views`` returns the handlers of all its routes.
@@ -212,88 +222,147 @@ class AsyncGuard:
     def _address(self, request: Any) -> str | None:
         raise NotImplementedError
 
-    def route(self, request: Any, limit: Limit) -> str | None:
+    def _own(self, request: Any) -> Any:
+        """Returns the request as functions of the request get it."""
+        return request
+
+    def _route(self, request: Any, limit: Limit) -> str | None:
         """Returns the name of the route that has this limit, made by :func:`route_name`."""
         raise NotImplementedError
 
-    def visit_of(self, request: Any) -> Visit:
-        visit: Visit | None = self._state(request).get(VISIT)
-        if visit is None:
-            raise RuntimeError("the limit of a route needs the guard in front of the application: guard.middleware")
-        return visit
-
-    async def begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
+    async def _begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
         """Takes the units of the application's limit and of these limits of the route, in one step."""
         visit = Visit(self._state(request), VISIT)
-        await self.take_of([self.all, *limits], request, visit=visit)
+        await self._take_of([self._all, *limits], request, visit=visit)
         return visit
 
-    async def take_route(self, limit: Limit, request: Any) -> Taken:
-        """Takes the units of a route's limit, unless they were taken in the same step as the application's."""
-        visit = self.visit_of(request)
-        for taken in visit.taken:
+    async def _take_route(self, limit: Limit, request: Any) -> Decision | None:
+        """Takes the units of a route's limit, unless the application's step did. Returns the refusal, if it is one."""
+        visit = self._visit_of(request, "limit a route")
+        for taken in visit.taken if visit else ():
             if limit in taken.limits:
-                return taken
-        return await self.take_of([limit], request, visit=visit)
+                return taken.refusal
+        return (await self._take_of([limit], request, visit=visit)).refusal
 
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Taken:
+    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Decision:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
         A refusal refuses the request, whatever the handler answers. A text has the name of the route, and needs one.
-        ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names.
+        ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names. A policy that
+        the request has met before adds up.
         """
+        visit = self._visit_of(request, "take")
+        taken = await self._take_of([self._limit(policies)], self._own(request), cost, visit, is_by_hand=True)
+        return taken.decided() if taken.refusal is None else taken.refusal
+
+    async def peek(self, request: Any, policies: Policies | None = None) -> Decision:
+        """Tells what :meth:`take` would, and takes nothing. No hook is called.
+
+        Units that this process has leased show as used. While Redis is away, this process tells if ``fail`` is "local";
+        else the decision is allowed, without figures.
+        """
+        visit: Visit | None = self._state(request).get(VISIT)
+        limits = [self._limit(policies)]
+        known = Known()
+        charges = await self._charged(limits, self._own(request), None, known, set(visit.whose) if visit else set())
+        groups = _grouped(known.add_up(charges, may_repeat=True))
+        return Taken(limits, await self._decided(groups, is_peek=True)).decided()
+
+    def _limit(self, policies: Policies | None) -> Limit:
+        if policies is None:
+            return self._all
+        return self._by_hand(policies) if isinstance(policies, str) else ByHand(self._routes, policies)
+
+    def _visit_of(self, request: Any, what: str) -> Visit | None:
+        """Returns the visit, or None if the request is over."""
         state = self._state(request)
         if VISIT not in state:
-            raise RuntimeError("to take by the request needs the guard in front of the application: guard.middleware")
-        limit: Limit = self.all
-        if policies is not None:
-            limit = self._by_hand(policies) if isinstance(policies, str) else ByHand(self, policies)
-        return await self.take_of([limit], request, cost, state[VISIT])
+            raise RuntimeError(f"to {what} by the request {_NO_GUARD}")
+        visit: Visit | None = state[VISIT]
+        return visit
 
-    async def take_of(
-        self, limits: Sequence[Limit], request: Any, cost: Cost | None = None, visit: Visit | None = None
+    async def _take_of(
+        self,
+        limits: Sequence[Limit],
+        request: Any,
+        cost: Cost | None = None,
+        visit: Visit | None = None,
+        *,
+        is_by_hand: bool = False,
     ) -> Taken:
-        """Takes from all policies of these limits, the outermost first, or from none.
-
-        The answer also tells what was taken before in the same visit. That goes back if this step refuses, unless the
-        answer has begun by then.
-        """
-        before = visit.taken if visit and not visit.has_begun else []
-        policies: list[Policy] = []
-        charges: list[Charge] = []
-        # What the limits further out count by.
-        whose = {key for taken in before for key in taken.whose}
-        for limit in limits:
-            chosen = await limit.of(request)
-            policies += chosen
-            charges += await self._charges(chosen, request, cost, whose)
-            if limit is not limits[-1]:
-                whose = whose.union(charge.whose for charge in charges if charge.whose is not None)
-        if before or len(limits) > 1:
-            check_together([*(policy for taken in before for policy in taken.policies), *policies])
-        if before or len(charges) > 1:
-            _check_keys([*(charge for taken in before for part in taken.parts for charge in part.charges), *charges])
-        if isinstance(cost, Mapping):
-            check_exist(limits, cost)
-        elif cost is not None and len(policies) > 1:
-            raise ValueError("several policies limit this request: name the cost of each")
-        groups = _grouped(charges)
+        """Takes from all policies of these limits, the outermost first, or from none."""
+        known, whose = (visit.known, visit.whose) if visit else (Known(), set())
+        charges = await self._charged(limits, request, cost, known, whose)
+        may_repeat = is_by_hand or limits[0] is not self._all or not (visit and visit.taken)
+        groups = _grouped(known.add_up(charges, may_repeat=may_repeat))
+        taken = None
         try:
-            parts = await self._decided(groups)
+            taken = Taken(limits, await self._decided(groups), is_by_hand=is_by_hand)
+            await self._judge(request, taken, visit)
         except BaseException as reason:
             # A request that is cancelled costs nothing.
-            for taken in () if isinstance(reason, Exception) else before:
-                taken.release()
+            for each in () if isinstance(reason, Exception) else (taken, visit):
+                if each:
+                    each.release()
             raise
-        taken = Taken(limits, parts)
-        for part in parts if self._on_decision else ():
-            if (decision := part.decision) is not None:
-                self._on_decision(request, decision, part.policies)  # type: ignore[misc]
-        if groups and not groups[0][0].policy.dry_run:
-            taken.refusal = await self._refusal(request, taken, before)
         if visit:
             visit.add(taken)
         return taken
+
+    async def _judge(self, request: Any, taken: Taken, visit: Visit | None) -> None:
+        """Notes what a request is told that may not pass, and gives back what it took. Tells ``on_limited``."""
+        main = taken.main
+        is_shut = self._is_closed and main is not None and main.error is not None
+        is_limited = main is not None and main.standing is not None and main.standing.outcome.limited
+        if is_limited or is_shut:
+            taken.release()
+            back = visit.release() if visit else {}
+            if main and main.standing:
+                main.standing = main.standing.without([back.get(policy.name, 0) for policy in main.policies])
+        elif not any(part.standing and part.standing.outcome.limited for part in taken.parts):
+            return
+        before = visit.standings() if visit and not visit.has_begun else []
+        decision = await self._told(request, taken.decided(before, is_shut=is_shut))
+        if not decision.allowed:
+            taken.refusal = decision
+
+    async def _told(self, request: Any, decision: Decision) -> Decision:
+        """Tells ``on_limited`` of a refusal, and returns it with the answer that this returns."""
+        if not self._on_limited or not any(each.limited for each in decision.policies.values()):
+            return decision
+        own = await resolved(self._on_limited(request, decision))
+        if own is None or not decision.limited:
+            return decision
+        if not isinstance(own, Answer):
+            raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
+        fields = {name: decision.fields[name] for name in _FIELDS if name in decision.fields}
+        answer = http.with_fields(fields, own)
+        return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
+
+    async def _charged(
+        self, limits: Sequence[Limit], request: Any, cost: Cost | None, known: Known, whose: set[Any]
+    ) -> list[Charge]:
+        """Returns what a request takes of each policy of these limits. ``whose`` has the keys of limits further out.
+
+        From then on it has theirs too.
+        """
+        policies: list[Policy] = []
+        charges: list[Charge] = []
+        for limit in limits:
+            chosen = await limit.of(request)
+            known.note(limit, chosen)
+            policies += chosen
+            of_limit = await self._charges(chosen, request, cost, whose)
+            charges += of_limit
+            whose.update(charge.whose for charge in of_limit if charge.whose is not None)
+        if isinstance(cost, Mapping):
+            step = Known()
+            for limit in limits:
+                step.note(limit, policies)
+            step.check(cost)
+        elif cost is not None and len(policies) > 1:
+            raise ValueError("several policies limit this request: name the cost of each")
+        return charges
 
     async def _charges(
         self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
@@ -309,17 +378,10 @@ class AsyncGuard:
                 key_of = policy.key or self._key
                 if not key_of and len(outer) > 1:
                     raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
-                key = whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
+                whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
+                key = self._named(request, whose, policy.name)
                 if key is None:
-                    if policy.name not in self._unlimited:
-                        self._unlimited.add(policy.name)
-                        _log.warning("%s does not limit a request whose key is None, as one has just had", policy.name)
                     continue
-                if key is _ADDRESS:
-                    # The braces put all keys of an address into one slot of a cluster.
-                    key = f"{{{network(self._address(request))}}}"
-                elif not isinstance(key, str):
-                    raise TypeError(f"a key is text, or None: {key!r}")
             units: Any = policy.cost
             if cost is not None:
                 units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
@@ -330,46 +392,37 @@ class AsyncGuard:
             charges.append(Charge(policy, share, whose))
         return charges
 
-    async def _refusal(self, request: Any, taken: Taken, before: Sequence[Taken]) -> Answer | None:
-        """Returns the answer to a request that may not pass, and gives back what it took."""
-        part, refusal = taken.parts[0], None
-        if part.error:
-            refusal = http.away() if self._is_closed else None
-            if self._on_away:
-                refusal = _own(await resolved(self._on_away(request, part.error)))
-        if (part.standing is None and refusal is None) or (part.standing and not part.standing.outcome.limited):
+    def _named(self, request: Any, whose: Any, name: str) -> str | None:
+        """Returns the end of a stored key, or None if this name does not limit the request."""
+        if whose is None:
+            if name not in self._unlimited:
+                self._unlimited.add(name)
+                _log.warning("%s does not limit a request whose key is None, as one has just had", name)
             return None
-        for each in (*before, taken):
-            each.release()
-        earlier = [standing for each in before for standing in each.standings]
-        if refusal:
-            return _with(http.together(earlier).fields() if earlier else {}, refusal)
-        decision = part.decision
-        assert part.standing
-        assert decision is not None
-        told = http.together([*earlier, part.standing]).answer()
-        own = None
-        if self._on_limited:
-            own = _own(await resolved(self._on_limited(request, decision, told)))
-        return _with({name: told.fields[name] for name in _FIELDS if name in told.fields}, own) if own else told
+        if whose is _ADDRESS:
+            # The braces put all keys of an address into one slot of a cluster.
+            return f"{{{network(self._address(request))}}}"
+        if not isinstance(whose, str):
+            raise TypeError(f"a key is text, or None: {whose!r}")
+        return whose
 
-    async def _decided(self, groups: Sequence[Sequence[Charge]]) -> list[Part]:
+    async def _decided(self, groups: Sequence[Sequence[Charge]], *, is_peek: bool = False) -> list[Part]:
         """Has Redis decide, or this process while a node with one of the keys is away."""
-        parts = await self._decided_by(self.asking, groups)
+        parts = await self._decided_by(self._where.here(), groups, is_peek=is_peek)
         failed = next((part for part in parts if part.error), None)
         if failed and failed.error:
-            self._undecided(failed.error, failed.policies)
+            self._undecided(failed.error, failed.policies, is_peek=is_peek)
             if self._local:
                 for part in parts:
                     part.release()
-                return await self._decided_by(self._local.here(), groups, is_local=True)
+                return await self._decided_by(self._local.here(), groups, is_peek=is_peek, is_local=True)
         return parts
 
     async def _decided_by(
-        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_local: bool = False
+        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool, is_local: bool = False
     ) -> list[Part]:
         requests = [Request([charge.share for charge in group]) for group in groups]
-        outcomes = await asking.decide(requests)
+        outcomes = await (asking.peek(requests) if is_peek else asking.decide(requests))
         for outcome in outcomes:
             if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):
                 for request in requests:
@@ -380,12 +433,11 @@ class AsyncGuard:
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
         ]
 
-    def _undecided(self, error: Exception, policies: Sequence[Policy] = ()) -> None:
-        """Tells ``on_error`` or the log that Redis has not decided a request, and of which policies."""
-        if self._on_error:
-            self._on_error(error)
-        elif not is_away(said_by(error)) and monotonic() >= self._next_warning:
-            # That Redis is away was logged when it began, and Redis may be back by now.
+    def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:
+        """Tells the log that Redis has not decided a request, and of which policies."""
+        # That Redis is away was logged when it began, and Redis may be back by now. To look does not find that out.
+        is_logged = is_away(said_by(error)) and not (is_peek and not self._nodes.are_away)
+        if not is_logged and monotonic() >= self._next_warning:
             self._next_warning = monotonic() + 1
             why = str(error) or repr(error)
             if text_of(error).startswith("NOPERM"):
@@ -394,31 +446,94 @@ class AsyncGuard:
                 why += f": give the user these by ACL SETUSER, {keys}, or the guard a prefix= that the user has"
             _log.warning("a request was not decided: %s", why)
 
+    @asynccontextmanager
+    async def hold(
+        self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
+    ) -> AsyncIterator[AsyncHold]:
+        """Holds one of ``limit`` places of the request's key for a block of code, or refuses the request.
+
+            async with guard.hold(request, "reports", 5): ...
+
+        The options are those of :meth:`AsyncRateLimiter.hold`. A refusal is an exception, which the middleware answers:
+        429 without a wait, since nobody knows one. While Redis is away, the block runs without a place if ``fail`` is
+        "open", with one of this process if it is "local", and is answered 503 if it is "closed".
+        """
+        tried: list[AsyncHold] = []
+        try:
+            make = partial(AsyncHold, sleep=asyncio.sleep)
+            yield await self._held(tried, make, request, name, limit, options)
+        finally:
+            for place in tried:
+                await place.__aexit__(None, None, None)
+
+    async def _held(
+        self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, options: HoldOptions
+    ) -> Any:
+        """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
+        visit, request = self._visit_of(request, "hold a place"), self._own(request)
+        if visit and name in visit.known.by_name:
+            raise ValueError(f"a place and a policy of a request need different names: {name}")
+        key = self._named(request, await resolved(self._key(request)) if self._key else _ADDRESS, name)
+        settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
+        settings.update(key=f"{self._prefix}{name}:{key}", limit=limit)
+        error = None
+        for where in filter(None, (self._where, self._local)):
+            place = make(where, **settings)
+            if key is None:
+                return place
+            tried.append(place)
+            error = await _entered(place)
+            if error is None:
+                break
+            self._undecided(error)
+        if place or (error and not self._is_closed):
+            return place
+        if visit:
+            visit.release()
+        fields = visit.fields() if visit and not visit.has_begun else {}
+        answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
+        ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
+        figures = {} if error else {name: Figures(True, limit, 0, None, ttl)}
+        told = (answer.status, answer.fields, answer.body)
+        decision = await self._told(request, Decision(not error, False, None, figures, *told))
+        if visit and not visit.has_begun:
+            visit.refusal = decision
+        raise self._refused(decision)
+
     async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
 
-        A name is looked for from the innermost limit outwards. Policies that are not named keep their estimate, and
+        It is the sum of all that the request took of a policy. Policies that are not named keep their estimate, and
         names of policies that do not limit this request are ignored. A later call replaces an earlier one. Returns the
         header fields as of then.
 
         Units that were not used go back as of the time they were taken, so that nobody else's do. Units beyond the
         estimate are counted even over the limit, and the next request waits. A refused request takes nothing.
         """
-        state = self._state(request)
-        if (visit := state.get(VISIT)) is None:
-            if VISIT in state:
-                raise RuntimeError("the request is over: it can be settled until its background tasks are")
-            raise RuntimeError("to settle by the request needs the guard in front of the application: guard.middleware")
-        return await settle(visit.taken, used)
+        visit = self._visit_of(request, "settle")
+        if visit is None:
+            raise RuntimeError("the request is over: it can be settled until its background tasks are")
+        return await visit.settle(used)
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, and waits so many seconds at most. From then on nothing is leased."""
-        self.asking  # noqa: B018 - makes it if there is none, so that it can be closed
+        self._where.here()  # makes it if there is none, so that it can be closed
         for blocks, asking in self._made.items():
             if blocks or not blocking.get():
                 await asking.close(timeout)
         if self._local:
             await self._local.close(timeout)
+
+
+async def _entered(place: Any) -> Exception | None:
+    """Enters the block of a place. Returns the error for which nobody has decided."""
+    try:
+        await resolved(place.__enter__() if isinstance(place, Hold) else place.__aenter__())
+    except Exception as error:
+        if is_mistake(error) and not is_away(error):
+            raise
+        return error
+    return None
 
 
 def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
@@ -436,8 +551,23 @@ class SyncGuard(AsyncGuard):
 
     def take(  # type: ignore[override]
         self, request: Any, policies: Policies | None = None, cost: Cost | None = None
-    ) -> Taken:
+    ) -> Decision:
         return run(super().take(request, policies, cost))
+
+    def peek(self, request: Any, policies: Policies | None = None) -> Decision:  # type: ignore[override]
+        return run(super().peek(request, policies))
+
+    @contextmanager
+    def hold(  # type: ignore[override]
+        self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
+    ) -> Iterator[Hold]:
+        """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
+        tried: list[Hold] = []
+        try:
+            yield run(self._held(tried, partial(Hold, sleep=sleep), request, name, limit, options))
+        finally:
+            for place in tried:
+                place.__exit__(None, None, None)
 
     def settle(self, request: Any, used: Cost) -> Mapping[str, str]:  # type: ignore[override]
         return run(super().settle(request, used))

@@ -13,13 +13,13 @@ from .._commands.wire import (
     MILLISECOND,
     Algorithm,
     Clock,
-    Decision,
     Info,
     Key,
     Options,
     Quota,
     Time,
     Verdict,
+    Verdicts,
     Window,
     seconds_of,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _Reply = TypeVar("_Reply")
 _Verdict = TypeVar("_Verdict")
-_Decision = TypeVar("_Decision")
+_Verdicts = TypeVar("_Verdicts")
 _Info = TypeVar("_Info")
 _Bool = TypeVar("_Bool")
 _Held = TypeVar("_Held")
@@ -64,7 +64,7 @@ def _is_async(client: Any) -> bool:
     return any(".asyncio." in kind.__module__ for kind in kinds_of(client))
 
 
-class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
+class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
     """The commands. Each returns its result, such as a verdict, or a coroutine of it."""
 
     _where: Any
@@ -119,13 +119,13 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         *,
         force: bool = False,
         at: int | None = None,
-    ) -> _Decision:
+    ) -> _Verdicts:
         """Takes units from every row, or nothing if one refuses: RL.ALL.
 
         A row is key, algorithm, limit, window and cost. Rows of one key are its tiers. On a cluster all keys share a
         hash tag.
         """
-        return self._call(wire.take_all(rows, force, self._as_of(at)), wire.decision)
+        return self._call(wire.take_all(rows, force, self._as_of(at)), wire.verdicts)
 
     def info(self, key: Key) -> _Info:
         """Returns what is counted in a key, or None if the key does not exist: RL.INFO."""
@@ -204,7 +204,7 @@ class _Commands(Generic[_Verdict, _Decision, _Info, _Bool, _Held]):
         return self._held(self._asking, self._sleep, key, limit, ttl, timeout, on_late)
 
 
-class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
+class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):
     """Rate limits, decided by a server with the module.
 
     ``cost`` is the units that a request takes: 0 takes nothing, and a negative one gives back. ``force`` counts
@@ -244,7 +244,7 @@ class RateLimiter(_Commands[Verdict, Decision, Info | None, bool, Hold]):
 class AsyncRateLimiter(
     _Commands[
         Coroutine[Any, Any, Verdict],
-        Coroutine[Any, Any, Decision],
+        Coroutine[Any, Any, Verdicts],
         Coroutine[Any, Any, Info | None],
         Coroutine[Any, Any, bool],
         AsyncHold,

@@ -64,6 +64,12 @@ class InLoop(Asking):
                 self.give_back(request)
             raise
 
+    async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        replies: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in commands]
+        for reply, (key, words) in zip(replies, commands, strict=True):
+            self.lines.send(key, words, partial(_set, reply))
+        return [await reply for reply in replies]
+
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
         if self._is_elsewhere():
@@ -114,8 +120,7 @@ class InLoop(Asking):
         for request, answer in step.answers:
             waiters, request.waiter = request.waiter or (), None
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(answer)
+                _set(waiter, answer)
         for command in step.commands:
             if command.size or not command.awaits_reply:
                 self._under_way.add(command)
@@ -178,6 +183,11 @@ class InLoop(Asking):
             self._landed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._landed.wait(), left)
+
+
+def _set(waiter: asyncio.Future[Any], reply: Any) -> None:
+    if not waiter.done():
+        waiter.set_result(reply)
 
 
 class InLoops(EachLoop[InLoop]):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .._commands.wire import Clock
-from .._keys import Keys, Share
+from .._commands.wire import Clock, take, verdict
+from .._keys import Keys, Outcome, Request, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
@@ -137,10 +137,36 @@ def _now_ms() -> float:
 class Asking:
     """What asks for the units of keys: an event loop, or the threads of a process."""
 
+    lines: Any
+
     def __init__(self, client: Any, nodes: Nodes, slot_of: Any, remember: float, clock: Clock | None) -> None:
         """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
         self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
+
+    async def peek(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
+        """Returns what each request would be told now, or the error. Nothing is counted.
+
+        To look neither finds that a node is away, nor that it is back.
+        """
+        shares = [share for request in requests for share in request.shares]
+        quotas = [(share, pair) for share in shares for pair in share.rules.quotas]
+        told: list[Any] = [self._nodes.error_of(self.lines.node_of(share.key)) for share in shares]
+        if not any(told):
+            at = self.as_of()
+            told = await self._look(
+                [(share.key, take("RL.PEEK", share.key, [pair], share.cost, at=at)) for share, pair in quotas]
+            )
+        if error := next((each for each in told if isinstance(each, Exception)), None):
+            return [error] * len(requests)
+        rows = iter(map(verdict, told))
+        for request in requests:
+            request.rows = [tuple(next(rows) for _ in share.rules.quotas) for share in request.shares]
+        return [request.answer() for request in requests]
+
+    async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Sends commands, each with its key, in one write to each node. Returns the replies and errors."""
+        raise NotImplementedError
 
     def as_of(self) -> int | None:
         """The time that commands name, or None if the server's clock decides."""

@@ -32,6 +32,17 @@ LIMITS, LIMITED = "redis_rl_limits", "redis_rl_limited"
 _MAX_ROWS = 64
 
 
+class Routes:
+    """What the limits of a guard share: the names of routes, and the policies of the application if they are fixed."""
+
+    def __init__(self, name_of: Callable[[Any, Limit], str | None]) -> None:
+        """``name_of`` tells the name of the route that has a request and a limit, made by :func:`route_name`."""
+        self.name_of = name_of
+        self.outer: tuple[Policy, ...] = ()
+        # The limits that are a text, by the name of their route.
+        self.named: dict[str, Limit] = {}
+
+
 class Limit:
     """Policies that limit requests: those of an application or of a route, there perhaps of one method."""
 
@@ -39,17 +50,17 @@ class Limit:
     # Whether a handler names it, for one request, and perhaps as well as the guard's own.
     is_by_hand = False
 
-    def __init__(self, guard: Any, policies: Policies, *, is_route: bool = True) -> None:
+    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self.guard, self._is_route = guard, is_route
+        self._routes, self.is_route = routes, is_route
         self._function = policies if callable(policies) else None
         self.text = policies if is_route and isinstance(policies, str) else None
         # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
-        if is_route and not self.is_by_hand and self.fixed and guard.all.fixed:
-            check_together([*guard.all.fixed, *self.fixed])
+        if is_route and not self.is_by_hand and self.fixed:
+            check_together([*routes.outer, *self.fixed])
         # For a text: the name of its route once that is known, or the mistake. The adapter caches routes in ``known``.
         self._route: str | None = None
         self._mistake = ""
@@ -64,7 +75,7 @@ class Limit:
             if self._mistake:
                 raise ValueError(self._mistake)
             try:
-                self.stands_on(self.guard.route(request, self))
+                self.stands_on(self._routes.name_of(request, self))
             except ValueError as error:
                 _log.error("%s", error)
                 raise
@@ -72,11 +83,11 @@ class Limit:
             return self.fixed
         assert self._function
         chosen = await resolved(self._function(request))
-        return (self.named_by(request, chosen),) if self._is_route and isinstance(chosen, str) else _checked(chosen)
+        return (self.named_by(request, chosen),) if self.is_route and isinstance(chosen, str) else _checked(chosen)
 
     def named_by(self, request: Any, text: str) -> Policy:
         """Gives a text the name of the route that has this request. Else all such texts would count as one policy."""
-        if name := self.guard.route(request, self):
+        if name := self._routes.name_of(request, self):
             return named(name, text)
         raise self.unnamed("the framework does not tell the route", text)
 
@@ -88,7 +99,7 @@ class Limit:
             raise self.unnamed("the framework does not tell the route")
         if self._route:
             raise self.unnamed(f"it stands on {self._route} and {name}")
-        if self.guard.routes.setdefault(name, self) is not self:
+        if self._routes.named.setdefault(name, self) is not self:
             raise self.unnamed(f"there is another on {name}")
         self._route, self.fixed = name, (named(name, self.text),)
 
@@ -133,24 +144,18 @@ def named(name: str, quotas: str) -> Policy:
 
 
 def check_together(policies: Sequence[Policy]) -> None:
-    names = [policy.name for policy in policies]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"each policy of a request needs a name of its own: {', '.join(twice)}")
+    """Raises an error for different policies of one name. One that is met twice adds up."""
+    names: dict[str, Policy] = {}
+    for policy in policies:
+        if not names.setdefault(policy.name, policy).is_same(policy):
+            raise ValueError(f"each policy of a request needs a name of its own: {policy.name}")
+    check_number(names.values())
+
+
+def check_number(policies: Iterable[Policy]) -> None:
     # The server's refusal would count as Redis being away.
-    if sum(len(policy.quotas) for policy in policies) > _MAX_ROWS:
+    if sum([len(policy.quotas) for policy in policies]) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
-
-
-def check_exist(limits: Iterable[Limit], names: Mapping[str, int]) -> None:
-    """Raises an error for a name that no policy of these limits has, where all their policies are known."""
-    known: set[str] = set()
-    for limit in limits:
-        if limit.fixed is None:
-            return
-        known.update(policy.name for policy in limit.fixed)
-    if unknown := names.keys() - known:
-        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
 
 
 async def resolved(value: Any) -> Any:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from .._commands.wire import Clock, Decision, Key, Verdict, sendable
+from .._commands.wire import Clock, Key, Verdict, Verdicts, sendable
 from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
@@ -161,6 +161,10 @@ class InProcess(Asking):
                 request.waiter = None
         return [call.answers[request] for request in requests]
 
+    async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        replies: list[Any] = self.lines.exchange(commands) if commands else []
+        return replies
+
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used.
 
@@ -298,7 +302,7 @@ class InProcess(Asking):
                 if command.awaits_reply:
                     self._reply(call, now_ms, command, command.read(reply))
 
-    def _reply(self, call: _Call, now_ms: int, command: Command, reply: Decision | Exception) -> None:
+    def _reply(self, call: _Call, now_ms: int, command: Command, reply: Verdicts | Exception) -> None:
         if call.is_alone and command.request and command.request.waiter is call:
             self._step(self._alone.reply(now_ms, command, reply))
         else:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 from .. import http
-from .._commands.wire import Decision, check_cost
+from .._commands.wire import Key, check_cost
 from .._keys import Outcome, Request, Share
-from ..http import Answer, Policy, Standing
+from ..http import Answer, Decision, Figures, Policy, Standing
 from .loops import InLoop
-from .policies import Cost, Limit, check_exist
+from .policies import Cost, Limit, check_number
 from .threads import InProcess
+
+_TWICE = "a guard is in front of this application already: it needs one guard.middleware"
 
 
 class Charge(NamedTuple):
@@ -22,6 +25,53 @@ class Charge(NamedTuple):
     share: Share
     # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
     whose: Any
+
+
+class Known:
+    """The policies that a request has met, and the keys in which they count."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Charge] = {}
+        self._names: dict[Key, str] = {}
+        # Those too that do not limit this request.
+        self._all: set[str] = set()
+        # Whether a function has chosen some of them, so that it might have chosen others too.
+        self._are_chosen = False
+
+    def note(self, limit: Limit, policies: Iterable[Policy]) -> None:
+        self._are_chosen |= limit.fixed is None
+        for policy in policies:
+            self._all.add(policy.name)
+
+    def check(self, units: Mapping[str, int]) -> None:
+        """Raises an error for a name that no policy has, where all are known."""
+        if not self._are_chosen and (unknown := units.keys() - self._all):
+            raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
+
+    def add_up(self, charges: Iterable[Charge], *, may_repeat: bool) -> list[Charge]:
+        """Adds up the charges of one policy, and returns each once.
+
+        Raises an error for different policies that have one name, or count in one key: the server's refusal would
+        count as Redis being away. Unless they ``may_repeat``, it raises one for a policy that was met before.
+        """
+        whole: dict[str, Charge] = {}
+        before = () if may_repeat else tuple(self.by_name)
+        for charge in charges:
+            (policy, share, _), name = charge, charge.policy.name
+            if name in before:
+                raise RuntimeError(_TWICE)
+            known = self.by_name.setdefault(name, charge)
+            if (other := self._names.setdefault(share.key, name)) != name:
+                raise ValueError(f"the policies {other} and {name} of a request count in one key, {share.key!s}")
+            if known.share.key != share.key or not known.policy.is_same(policy):
+                raise ValueError(f"each policy of a request needs a name of its own: {name}")
+            if earlier := whole.get(name):
+                charge = charge._replace(share=share._replace(cost=earlier.share.cost + share.cost))
+            whole[name] = charge
+        summed = list(whole.values())
+        if len(summed) > 1:
+            check_number([charge.policy for charge in summed])
+        return summed
 
 
 class Part:
@@ -38,80 +88,72 @@ class Part:
         failed: Callable[[Exception], object],
     ) -> None:
         """``request`` knows what was taken. ``failed`` is called with the error if settling fails."""
-        self._asking, self._is_local, self._failed = asking, is_local, failed
+        self._asking, self.is_local, self._failed = asking, is_local, failed
         self.charges, self.request = charges, request
         self.policies = [charge.policy for charge in charges]
+        self.is_dry = bool(charges) and self.policies[0].dry_run
         self.error = outcome if isinstance(outcome, Exception) else None
         self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome)
 
-    @property
-    def decision(self) -> Decision | None:
-        """What was decided; None while Redis is away."""
-        return replace(self.standing.decision, is_local=self._is_local) if self.standing else None
-
-    async def settle(self, used: Mapping[str, int]) -> None:
-        """Corrects what was taken, by the names of policies, unless it has gone back already."""
-        if self.request.gives_back:
+    async def settle(self, used: Mapping[int, int]) -> None:
+        """Corrects what was taken to what was used, by the index of policies, unless it has gone back already."""
+        if self.request.gives_back or not used:
             return
-        of_index = {index: used[policy.name] for index, policy in enumerate(self.policies) if policy.name in used}
-        outcome = await self._asking.settle(self.request, of_index)
+        outcome = await self._asking.settle(self.request, used)
         if not isinstance(outcome, Exception):
             self.standing = Standing(self.policies, outcome)
         else:
             self._failed(outcome)
 
-    def release(self) -> None:
-        """Gives back all that was taken. A second call does nothing."""
+    def release(self) -> dict[str, int]:
+        """Gives back all that was taken, and returns how much of each policy. A second call does nothing."""
         if self.request.gives_back:
-            return
+            return {}
         units = [sum(counted.values()) for counted in self.request.counted]
         self._asking.give_back(self.request)
         if self.standing:
             self.standing = self.standing.without(units)
+        return dict(zip([policy.name for policy in self.policies], units, strict=True))
 
 
 class Taken:
     """What one step took from its limits, or the refusal."""
 
-    def __init__(self, limits: Sequence[Limit], parts: Sequence[Part]) -> None:
-        self.limits, self.parts = limits, parts
-        self.refusal: Answer | None = None
-
-    @property
-    def refused(self) -> bool:
-        """Whether to send :attr:`answer` instead of what was asked for."""
-        return self.refusal is not None
-
-    @property
-    def answer(self) -> Answer:
-        """What to tell the client. If the request is allowed, the fields are for the answer of the application."""
-        return self.refusal or Answer(200, _fields(self.standings))
-
-    @property
-    def policies(self) -> list[Policy]:
-        return [policy for part in self.parts for policy in part.policies]
-
-    @property
-    def whose(self) -> set[Any]:
-        return {charge.whose for part in self.parts for charge in part.charges if charge.whose is not None}
+    def __init__(self, limits: Sequence[Limit], parts: Sequence[Part], *, is_by_hand: bool = False) -> None:
+        self.limits, self.parts, self.is_by_hand = limits, parts, is_by_hand
+        # The part that may refuse, and what the client is told if it does.
+        self.main = None if not parts or parts[0].is_dry else parts[0]
+        self.refusal: Decision | None = None
 
     @property
     def standings(self) -> list[Standing]:
-        return [part.standing for part in self.parts if part.standing and not part.policies[0].dry_run]
+        return [part.standing for part in self.parts if part.standing and not part.is_dry]
 
-    @property
-    def decision(self) -> Decision | None:
-        """What was decided; None where nothing limits the request, and while Redis is away."""
-        return next((part.decision for part in self.parts if part.standing and not part.policies[0].dry_run), None)
+    def figures(self) -> dict[str, Figures]:
+        return {name: each for part in self.parts if part.standing for name, each in part.standing.figures().items()}
 
-    async def settle(self, used: Cost) -> Mapping[str, str]:
-        """Corrects estimates as the guard's ``settle`` does, also where no guard is in front of the application."""
-        return await settle([self], used)
+    def decided(self, before: Sequence[Standing] = (), *, is_shut: bool = False) -> Decision:
+        """Returns what this step was told, a refusal with the fields of those before."""
+        standings = self.standings
+        limited = any(each.outcome.limited for each in standings)
+        retry_after = standings[0].outcome.retry_after if limited else None
+        if limited:
+            answer = http.together([*before, *standings]).answer()
+        elif is_shut:
+            answer = http.with_fields(http.fields_of(before), http.away())
+        else:
+            answer = Answer(200, http.fields_of(standings))
+        is_local = any(part.is_local for part in self.parts)
+        allowed = not limited and not is_shut
+        told = (answer.status, answer.fields, answer.body)
+        return Decision(limited, allowed, retry_after, self.figures(), *told, is_local=is_local)
 
-    def release(self) -> None:
-        """Gives back all that was taken. A second call does nothing."""
+    def release(self) -> Counter[str]:
+        """Gives back all that was taken, and returns how much of each policy. A second call does nothing."""
+        back: Counter[str] = Counter()
         for part in self.parts:
-            part.release()
+            back.update(part.release())
+        return back
 
 
 class Visit:
@@ -120,10 +162,19 @@ class Visit:
     def __init__(self, state: MutableMapping[str, Any], key: str) -> None:
         """The visit is found by ``key`` in ``state`` while the request lasts."""
         if state.get(key):
-            raise RuntimeError("a guard is in front of this application already: it needs one guard.middleware")
+            raise RuntimeError(_TWICE)
+        # What the limits took before the handler, and what the handler took.
         self.taken: list[Taken] = []
-        self.refusal: Answer | None = None
+        self._by_hand: deque[tuple[float, Taken]] = deque()
+        # What a handler took, by the names of policies, that has left its window.
+        self._spent: dict[str, int] = {}
+        self.known = Known()
+        # What the limits further out count by.
+        self.whose: set[Any] = set()
+        self.refusal: Decision | None = None
         self.has_begun = False
+        # Whether a handler was granted units.
+        self._is_used = False
         self._state, self._key = state, key
         state[key] = self
 
@@ -131,39 +182,70 @@ class Visit:
         self._state[self._key] = None
 
     def add(self, taken: Taken) -> None:
-        """Notes what the answer is to tell, unless it has begun. After a refusal everything goes back."""
-        if self.has_begun:
-            return
-        self.taken.append(taken)
-        if taken.refused:
+        """Notes what was taken, and what the answer is to tell unless it has begun."""
+        if taken.refusal is not None and not self.has_begun:
             self.refusal = taken.refusal
-        if self.refusal:
-            # A refused request costs nothing, even if the application asked several limits or caught the refusal.
-            for each in self.taken:
-                each.release()
+        if not taken.is_by_hand:
+            self.taken.append(taken)
+            if self.refusal is not None:
+                # Even if the application asks several limits, or catches the refusal.
+                self.release()
+        elif taken.refusal is None:
+            self._is_used |= bool(taken.parts)
+            self._add_by_hand(taken)
+
+    def _add_by_hand(self, taken: Taken) -> None:
+        """Notes what a handler took until it leaves its window, so that a long request remains small."""
+        now = monotonic()
+        while self._by_hand and self._by_hand[0][0] <= now:
+            for charge in [charge for part in self._by_hand.popleft()[1].parts for charge in part.charges]:
+                self._spent[charge.policy.name] = self._spent.get(charge.policy.name, 0) + charge.share.cost
+        windows = [item.window.total_seconds() for part in taken.parts for each in part.policies for item in each.items]
+        if windows:
+            self._by_hand.append((now + max(windows), taken))
+
+    @property
+    def _all(self) -> list[Taken]:
+        return [*self.taken, *(taken for _, taken in self._by_hand)]
+
+    def release(self) -> Counter[str]:
+        """Gives back what the limits took before the handler: a refused request costs nothing.
+
+        What a handler was granted has been used. Then nothing goes back, or who asks for much in one request would get
+        answers and the units back. Returns how much of each policy went back.
+        """
+        back: Counter[str] = Counter()
+        for taken in () if self._is_used or self.has_begun else self.taken:
+            back.update(taken.release())
+        return back
+
+    def standings(self) -> list[Standing]:
+        return [standing for taken in self._all for standing in taken.standings]
 
     def fields(self) -> Mapping[str, str]:
-        return _fields([standing for taken in self.taken for standing in taken.standings])
+        return http.fields_of(self.standings())
 
-
-def _fields(standings: Sequence[Standing]) -> Mapping[str, str]:
-    return http.together(standings).fields() if standings else {}
-
-
-async def settle(taken: Sequence[Taken], used: Cost) -> Mapping[str, str]:
-    """Settles what was taken for one request, by the names of policies. The last of ``taken`` is the innermost."""
-    if not isinstance(used, Mapping):
-        names = [policy.name for each in taken for policy in each.policies]
-        if len(names) > 1:
-            raise ValueError("several policies limit this request: name what was used of each")
-        used = dict.fromkeys(names, used)
-    for units in used.values():
-        check_cost(units)
-    missing = dict(used)
-    for part in [part for each in reversed(taken) for part in each.parts]:
-        own = {policy.name: missing.pop(policy.name) for policy in part.policies if policy.name in missing}
-        if own:
-            await part.settle(own)
-    if missing:
-        check_exist([limit for each in taken for limit in each.limits], missing)
-    return _fields([standing for each in taken for standing in each.standings])
+    async def settle(self, used: Cost) -> Mapping[str, str]:
+        """Settles the sum of what the request took, by the names of policies: the newest share gets what is left."""
+        if not isinstance(used, Mapping):
+            if len(self.known.by_name) > 1:
+                raise ValueError("several policies limit this request: name what was used of each")
+            used = dict.fromkeys(self.known.by_name, used)
+        for units in used.values():
+            check_cost(units)
+        self.known.check(used)
+        left = {name: max(units - self._spent.get(name, 0), 0) for name, units in used.items()}
+        parts = [part for taken in self._all for part in taken.parts if not part.request.gives_back]
+        of_parts: list[dict[int, int]] = [{} for _ in parts]
+        newest: dict[str, tuple[int, int]] = {}
+        for number, part in enumerate(parts):
+            for index, (policy, share, _) in enumerate(part.charges):
+                if policy.name in used:
+                    newest[policy.name] = number, index
+                    of_parts[number][index] = min(left[policy.name], share.cost)
+                    left[policy.name] -= of_parts[number][index]
+        for name, (number, index) in newest.items():
+            of_parts[number][index] += left[name]
+        for part, of_part in reversed(list(zip(parts, of_parts, strict=True))):
+            await part.settle(of_part)
+        return self.fields()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._commands import wire
-from .._commands.wire import Decision
 from .._commands.wire import Key as Name
+from .._commands.wire import Verdicts
 from .key import Key
 from .request import Request
 from .shares import Outcome, Share
@@ -74,10 +74,10 @@ class Command:
             return words if at is None else [*words, "AT", at]
         return wire.take_all([row for share in self.shares for row in share.rows()], self.force, at)
 
-    def read(self, reply: Any) -> Decision | Exception:
+    def read(self, reply: Any) -> Verdicts | Exception:
         if isinstance(reply, Exception):
             return wire.explained(reply)
-        return Decision.of(wire.verdict(reply)) if self._is_single else wire.decision(reply)
+        return Verdicts.of(wire.verdict(reply)) if self._is_single else wire.verdicts(reply)
 
 
 class Step(NamedTuple):

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from .._commands.wire import MAX_COST, Decision, Verdict, tightest
+from .._commands.wire import MAX_COST, Verdict, Verdicts, tightest
 from .._commands.wire import Key as Name
 from .command import Command, Step
 from .key import Key
@@ -108,7 +108,7 @@ class Keys:
         key.in_flight = size > 0
         step.commands.append(command)
 
-    def reply(self, now_ms: int, command: Command, reply: Decision | Exception) -> Step:
+    def reply(self, now_ms: int, command: Command, reply: Verdicts | Exception) -> Step:
         """Takes the reply to a command that awaits one, or the error with which the command has failed.
 
         A second reply does nothing: whoever was interrupted may not know whether it has told the first.
@@ -144,7 +144,7 @@ class Keys:
             each.error = error
             self._answer_if_whole(now_ms, each, step)
 
-    def _note(self, now_ms: int, request: Request, command: Command, reply: Decision, step: Step) -> Refusal | None:
+    def _note(self, now_ms: int, request: Request, command: Command, reply: Verdicts, step: Step) -> Refusal | None:
         """Notes what was decided of a command's shares together. Returns the refusal of the last share, if any."""
         rows, refusal = list(reply.rows), None
         for index in command.indices:
@@ -305,7 +305,7 @@ class Keys:
             step.answers.append((request, request.answer()))
 
     def _note_settled(
-        self, now_ms: int, request: Request, command: Command, reply: Decision | Exception, step: Step
+        self, now_ms: int, request: Request, command: Command, reply: Verdicts | Exception, step: Step
     ) -> None:
         request.settling -= 1
         if isinstance(reply, Exception):
