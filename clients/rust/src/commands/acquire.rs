@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 #[cfg(feature = "tokio-comp")]
 use {
+    super::clock::{NO_TIMERS, has_timers},
     redis::{RedisError, aio},
     std::pin::pin,
     std::task::{Context, Waker},
@@ -221,7 +222,7 @@ impl Asked {
         let mut turn = asked.behind_others(database);
         loop {
             if let Some(turn) = &turn {
-                turn.come(asked.patience()).await;
+                turn.come(asked.patience()).await?;
             }
             let (verdict, mut units) = asked.clone().ask(connection.clone()).await?;
             match asked.next(verdict) {
@@ -270,8 +271,8 @@ impl Asked {
     async fn sleep(&self, pause: Duration) -> RedisResult<()> {
         match &self.acquire.sleep {
             Some(sleep) => sleep(pause),
-            None if Handle::try_current().is_ok() => tokio::time::sleep(pause).await,
-            None => return Err((ErrorKind::Client, "acquire sleeps on a runtime of tokio").into()),
+            None if has_timers() => tokio::time::sleep(pause).await,
+            None => return Err((ErrorKind::Client, NO_TIMERS).into()),
         }
         Ok(())
     }

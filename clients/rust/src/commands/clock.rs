@@ -69,6 +69,17 @@ impl fmt::Debug for Clock {
     }
 }
 
+#[cfg(feature = "tokio-comp")]
+pub(super) const NO_TIMERS: &str =
+    "acquire waits on a runtime of tokio with timers: build it with enable_all()";
+
+/// Whether this is a runtime of tokio with timers. tokio tells by a panic alone that one has none.
+#[cfg(feature = "tokio-comp")]
+pub(crate) fn has_timers() -> bool {
+    let sleep = || drop(tokio::time::sleep(Duration::ZERO));
+    tokio::runtime::Handle::try_current().is_ok() && std::panic::catch_unwind(sleep).is_ok()
+}
+
 /// Time that never runs back. Only differences count: its beginning is arbitrary.
 pub(crate) struct Time {
     clock: Option<Clock>,

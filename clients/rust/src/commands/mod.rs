@@ -12,6 +12,8 @@ mod turn;
 pub use acquire::Acquire;
 pub use clock::Clock;
 pub(crate) use clock::Time;
+#[cfg(feature = "tokio-comp")]
+pub(crate) use clock::has_timers;
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;

@@ -6,6 +6,14 @@ use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+#[cfg(feature = "tokio-comp")]
+use {
+    super::clock::{NO_TIMERS, has_timers},
+    redis::{ErrorKind, RedisResult},
+    std::{future::poll_fn, task::Poll},
+    tokio::time::sleep_until,
+};
+
 use super::clock::Instant;
 use crate::locked;
 
@@ -95,21 +103,22 @@ impl Turn {
 
     /// Waits until it may ask.
     #[cfg(feature = "tokio-comp")]
-    pub async fn come(&self, patience: Option<Instant>) {
+    pub async fn come(&self, patience: Option<Instant>) -> RedisResult<()> {
         let mut timer = None;
-        std::future::poll_fn(|context| {
+        poll_fn(|context| {
             loop {
-                let Some(until) = self.look(patience, context.waker()) else {
-                    return std::task::Poll::Ready(());
-                };
-                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+                let Some(until) = self.look(patience, context.waker()) else { return Poll::Ready(Ok(())) };
+                if !has_timers() {
+                    return Poll::Ready(Err((ErrorKind::Client, NO_TIMERS).into()));
+                }
+                let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
                 timer.as_mut().reset(until);
                 if timer.as_mut().poll(context).is_pending() {
-                    return std::task::Poll::Pending;
+                    return Poll::Pending;
                 }
             }
         })
-        .await;
+        .await
     }
 }
 
