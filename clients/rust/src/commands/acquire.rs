@@ -95,12 +95,10 @@ pub(crate) struct Asked {
 
 /// What follows from a verdict.
 enum Next {
-    /// It is the answer.
-    Answer(Verdict),
+    /// It is the answer, after a wait if the units were taken ahead.
+    Answer(Option<Duration>, Verdict),
     /// It is the answer: too late. What was taken ahead goes back.
     Late(Verdict),
-    /// The units taken ahead are there after this wait.
-    Taken(Duration, Verdict),
     /// It asks again after this wait.
     Again(Duration),
 }
@@ -150,17 +148,17 @@ impl Asked {
 
     fn next(&self, verdict: Verdict) -> Next {
         let Some(wait) = verdict.retry_after.filter(|_| verdict.limited != self.is_ahead) else {
-            return Next::Answer(verdict);
+            return Next::Answer(None, verdict);
         };
         let left = self.left().unwrap_or(Duration::MAX);
         match self.is_ahead {
-            true if wait <= left => Next::Taken(wait, Verdict { retry_after: None, ..verdict }),
+            true if wait <= left => Next::Answer(Some(wait), Verdict { retry_after: None, ..verdict }),
             true => {
                 let retry_after = Some(wait - left);
                 Next::Late(Verdict { limited: true, retry_after, taken: Some(0), ..verdict })
             }
             false if wait <= left => Next::Again(wait),
-            false => Next::Answer(verdict),
+            false => Next::Answer(None, verdict),
         }
     }
 
@@ -194,14 +192,13 @@ impl Asked {
             }
             let verdict = self.read(self.command().query(connection)?)?;
             match self.next(verdict) {
-                Next::Answer(verdict) => return Ok(verdict),
+                Next::Answer(wait, verdict) => {
+                    wait.into_iter().for_each(sleep);
+                    return Ok(verdict);
+                }
                 Next::Late(late) => {
                     self.back(&verdict).map_or(Ok(Value::Nil), |back| back.query(connection))?;
                     return Ok(late);
-                }
-                Next::Taken(wait, verdict) => {
-                    sleep(wait);
-                    return Ok(verdict);
                 }
                 Next::Again(wait) => {
                     let turn = turn.get_or_insert_with(|| Turn::stand(&(database, self.name.clone())));
@@ -226,16 +223,14 @@ impl Asked {
             }
             let (verdict, mut units) = asked.clone().ask(connection.clone()).await?;
             match asked.next(verdict) {
-                Next::Answer(verdict) => {
+                Next::Answer(wait, verdict) => {
+                    if let Some(wait) = wait {
+                        asked.sleep(wait).await?;
+                    }
                     units.back = None;
                     return Ok(verdict);
                 }
                 Next::Late(late) => return Ok(late),
-                Next::Taken(wait, verdict) => {
-                    asked.sleep(wait).await?;
-                    units.back = None;
-                    return Ok(verdict);
-                }
                 Next::Again(wait) => {
                     let turn = turn.get_or_insert_with(|| Turn::stand(&(database, asked.name.clone())));
                     if turn.leads(wait) {
