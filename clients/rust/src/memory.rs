@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis::{Arg, Cmd, ConnectionLike, Parser, RedisResult, Value, from_redis_value, parse_redis_value};
 use redis_rl_core::memory::Memory;
 
-use crate::{Clock, locked};
+use crate::commands::Clock;
+use crate::locked;
 
 /// The limiter in this process, for tests and single-process services. It runs the module's own code, and takes the place
 /// of a connection and of a client. Clones share the keys.
