@@ -52,8 +52,8 @@ pub mod web;
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use commands::RlAsyncCommands;
 pub use commands::{
-    Acquire, Algorithm, All, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, Verdicts, WindowInfo,
-    cmd,
+    Acquire, Algorithm, All, Clock, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, Verdicts,
+    WindowInfo, cmd,
 };
 #[cfg(feature = "leases")]
 pub use guard::{Hold, Leases, Places};
@@ -62,7 +62,6 @@ pub use lines::Redis;
 #[cfg(feature = "memory")]
 pub use memory::MemoryLimiter;
 
-#[cfg(any(feature = "leases", feature = "memory"))]
 fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -2,27 +2,27 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{Arg, Cmd, ConnectionLike, Parser, RedisResult, Value, from_redis_value, parse_redis_value};
 use redis_rl_core::memory::Memory;
 
+use crate::commands::Clock;
 use crate::locked;
 
 /// The limiter in this process, for tests and single-process services. It runs the module's own code, and takes the place
 /// of a connection and of a client. Clones share the keys.
 ///
-/// Its clock is that of this process until [`set_time`](MemoryLimiter::set_time) or [`advance`](MemoryLimiter::advance) set it.
-///
 /// ```
 /// # use std::time::Duration;
-/// use redis_rl_client::{MemoryLimiter, Quota, RlCommands};
+/// use redis_rl_client::{Clock, MemoryLimiter, Quota, RlCommands};
 ///
 /// # fn main() -> redis::RedisResult<()> {
-/// let mut memory = MemoryLimiter::new();
+/// let clock = Clock::fixed();
+/// let mut memory = MemoryLimiter::new().clock(clock.clone());
 /// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
 /// assert!(memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
-/// memory.advance(Duration::from_secs(60));
+/// clock.advance(Duration::from_secs(60));
 /// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
 /// # Ok(())
 /// # }
@@ -30,8 +30,7 @@ use crate::locked;
 #[derive(Clone)]
 pub struct MemoryLimiter {
     memory: Arc<Mutex<Memory>>,
-    /// The time at which its clock is stopped, if it is.
-    time: Arc<Mutex<Option<SystemTime>>>,
+    pub(crate) clock: Clock,
 }
 
 impl MemoryLimiter {
@@ -45,29 +44,24 @@ impl MemoryLimiter {
     /// that doubles the table takes some 35 ms.
     #[must_use]
     pub fn with_keys(max_keys: usize) -> MemoryLimiter {
-        MemoryLimiter { memory: Arc::new(Mutex::new(Memory::new(max_keys))), time: Arc::default() }
+        let memory = Arc::new(Mutex::new(Memory::new(max_keys)));
+        MemoryLimiter { memory, clock: Clock::from(SystemTime::now) }
     }
 
-    /// Stops the clock at this time.
-    pub fn set_time(&self, time: SystemTime) {
-        *locked(&self.time) = Some(time);
-    }
-
-    /// Stops the clock this much later than its time.
-    pub fn advance(&self, by: Duration) {
-        let time = self.time() + by;
-        self.set_time(time);
-    }
-
-    /// The time of its clock.
+    /// Decides by this clock instead of that of this process. Tests use it to move time.
     #[must_use]
-    pub fn time(&self) -> SystemTime {
-        locked(&self.time).unwrap_or_else(SystemTime::now)
+    pub fn clock(self, clock: impl Into<Clock>) -> MemoryLimiter {
+        MemoryLimiter { clock: clock.into(), ..self }
+    }
+
+    /// Another number for each limiter, in place of a database: so nobody waits in order with those of another.
+    fn number(&self) -> i64 {
+        Arc::as_ptr(&self.memory).addr() as i64
     }
 
     /// The replies to commands, error replies among them.
     fn replies<'a>(&self, commands: impl Iterator<Item = Vec<&'a [u8]>>) -> RedisResult<Vec<Value>> {
-        let now = self.time().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut memory = locked(&self.memory);
         let reply = |words: Vec<&[u8]>| {
             // The error for an unknown command repeats its name, which may be any bytes.
@@ -127,7 +121,7 @@ impl ConnectionLike for MemoryLimiter {
     }
 
     fn get_db(&self) -> i64 {
-        0
+        self.number()
     }
 
     fn check_connection(&mut self) -> bool {
@@ -156,6 +150,6 @@ impl redis::aio::ConnectionLike for MemoryLimiter {
     }
 
     fn get_db(&self) -> i64 {
-        0
+        self.number()
     }
 }

@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Request, Response};
 use redis::{Cmd, ConnectionLike, RedisError, RedisResult, Value};
 use redis_rl_client::web::{Fail, Figures, Guard, Policy, client_address};
 use redis_rl_client::{
-    Algorithm, All, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict, Verdicts,
-    cmd,
+    Algorithm, All, Clock, Info, Invalid, Leases, MemoryLimiter, Quota, Quotas, RlCommands, Take, Verdict,
+    Verdicts, cmd,
 };
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -51,6 +51,7 @@ struct Step {
     force: bool,
     #[serde(default)]
     partial: bool,
+    within_ms: Option<u64>,
     at: Option<i64>,
     words: Vec<String>,
     #[serde(default)]
@@ -247,6 +248,9 @@ impl Step {
         if self.partial {
             take = take.partial();
         }
+        if let Some(within_ms) = self.within_ms {
+            take = take.within(Duration::from_millis(within_ms));
+        }
         self.at.map_or(take, |at| take.at(time(at)))
     }
 
@@ -264,6 +268,11 @@ impl Step {
         for (index, quota) in self.quotas().unwrap_or_default().into_iter().enumerate() {
             let quota = quota.to_string();
             words[3 + 2 * index] = quota.split_once('/').expect("a window").1.to_owned();
+        }
+        if let Some(within_ms) = self.within_ms {
+            let option = words.iter().position(|word| word == "WITHIN").expect("the option");
+            let quota = Quota::new(0, Duration::from_millis(within_ms)).to_string();
+            words[option + 1] = quota.split_once('/').expect("a window").1.to_owned();
         }
         words
     }
@@ -485,7 +494,8 @@ fn typed_quotas(quotas: &Json) -> Option<Result<Vec<Quota>, String>> {
 #[tokio::test]
 async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body() {
     for case in cases().http {
-        let (mut memory, key) = (MemoryLimiter::new(), case.rows[0].key.clone());
+        let (mut memory, key) =
+            (MemoryLimiter::new().clock(Clock::new(time(case.at))), case.rows[0].key.clone());
         let name = |policy: &PolicyCase| {
             let suffix = format!("-{}", policy.window);
             policy.name.strip_suffix(&suffix).expect("a policy named by its window").to_owned()
@@ -504,7 +514,6 @@ async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body(
         if let Some(unit) = &case.policies[0].unit {
             policy = policy.unit(unit);
         }
-        memory.set_time(time(case.at));
         let taken = Guard::new(memory, policy).expect("a policy").take(key, case.rows[0].cost).await;
         let (decided, policies, status, headers, body) = match taken {
             Ok(taken) => {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt, stream};
 use redis::aio::ConnectionLike;
 use redis::auth::{BasicAuth, StreamingCredentialsProvider};
-use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, RedisResult, TlsCertificates};
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisResult, TlsCertificates, TlsMode};
 use redis_rl_client::web::{Fail, Guard};
 use redis_rl_client::{
     Acquire, Algorithm, All, Info, Leases, Quota, Redis, RlAsyncCommands, RlCommands, Take, Verdict,
@@ -169,7 +169,7 @@ async fn every_adapter_works_on_every_kind_of_connection() {
     let server = Server::start();
     let sentinel = Sentinel::of(&server);
     let client = move || {
-        let address = redis::ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
+        let address = ConnectionAddr::Tcp("127.0.0.1".into(), sentinel.port);
         SentinelClientBuilder::new([address], "limits", SentinelServerType::Master)?.build()
     };
     let plain = client().expect("addresses").get_async_connection().await.expect("it answers");
@@ -209,7 +209,8 @@ fn certificates() -> TempDir {
 
 #[tokio::test]
 async fn the_connections_of_a_guard_use_the_tls_of_the_client() {
-    let (folder, port) = (certificates(), free_port().to_string());
+    let (folder, tls_port) = (certificates(), free_port());
+    let port = tls_port.to_string();
     let file = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
     let (authority, certificate, key) = (file("authority"), file("certificate"), file("key"));
     let settings = ["--tls-port", &port, "--tls-auth-clients", "no", "--tls-ca-cert-file", &authority];
@@ -221,12 +222,33 @@ async fn the_connections_of_a_guard_use_the_tls_of_the_client() {
         let _server = Server::with_module(&settings);
         assert!(is_decided(trusting().into()).await);
         assert!(!is_decided(Client::open(url.clone()).expect("a client").into()).await, "not trusted");
+        let of_sentinel = free_port();
+        let listens = ["--port", "0", "--tls-port", &of_sentinel.to_string(), "--tls-replication", "yes"];
+        let _sentinel = Sentinel::on(of_sentinel, tls_port, &[&listens[..], &settings[2..]].concat());
+        for is_trusting in [true, false] {
+            let tls = tls.clone();
+            let by_sentinel = Redis::by(move || {
+                let client = by_sentinel_with_tls(of_sentinel, &tls, is_trusting);
+                async move { client?.async_get_client().await }
+            });
+            assert_eq!(is_decided(by_sentinel).await, is_trusting);
+        }
     }
     let node =
         Server::with_module(&[&settings[..], &["--cluster-enabled", "yes", "--tls-cluster", "yes"]].concat());
     let _: () = node.call("CLUSTER ADDSLOTSRANGE 0 16383");
     wait_for("the cluster", || node.call::<String>("CLUSTER INFO").contains("cluster_state:ok"));
     assert!(is_decided(Redis::cluster([trusting()])).await);
+}
+
+/// A client of sentinels that trusts them, and the server if it is to.
+fn by_sentinel_with_tls(port: u16, tls: &TlsCertificates, is_trusting: bool) -> RedisResult<SentinelClient> {
+    let host = "127.0.0.1".to_owned();
+    let sentinel = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+    let client = SentinelClientBuilder::new([sentinel], "limits", SentinelServerType::Master)?
+        .set_client_to_sentinel_certificates(tls.clone())
+        .set_client_to_redis_tls_mode(TlsMode::Secure);
+    if is_trusting { client.set_client_to_redis_certificates(tls.clone()).build() } else { client.build() }
 }
 
 /// The user `app`.

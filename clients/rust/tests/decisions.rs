@@ -9,8 +9,8 @@ use axum::extract::State;
 use axum::http::request::Parts;
 use axum::routing::get;
 use futures_util::future::join_all;
-use redis_rl_client::MemoryLimiter;
 use redis_rl_client::web::{Decision, Fail, Guard, Refusal};
+use redis_rl_client::{Clock, MemoryLimiter};
 
 use crate::limits::{account, ask, ask_as, guard, policy};
 use crate::server::words::Words;
@@ -20,10 +20,10 @@ fn head() -> Parts {
     axum::http::Request::new(()).into_parts().0
 }
 
-fn memory() -> MemoryLimiter {
-    let memory = MemoryLimiter::new();
-    memory.set_time(noon());
-    memory
+/// A limiter whose time stands until its clock is moved.
+fn memory() -> (MemoryLimiter, Clock) {
+    let clock = Clock::new(noon());
+    (MemoryLimiter::new().clock(clock.clone()), clock)
 }
 
 /// The units that are left of each policy.
@@ -63,12 +63,12 @@ async fn a_policy_that_a_request_meets_again_adds_up_and_is_told_once() {
 
 #[tokio::test]
 async fn what_a_policy_took_several_times_is_settled_by_the_sum_and_the_oldest_is_used_first() {
-    let memory = memory();
+    let (memory, clock) = memory();
     let policy = policy("tokens", "100/1h").key_text("all");
     let guard = Guard::new(memory.clone(), policy).expect("a policy");
     let taken = guard.take("a", 5).await.expect("it fits");
     for units in [10, 20] {
-        memory.advance(Duration::from_secs(600));
+        clock.advance(Duration::from_secs(600));
         guard.take(&taken, units).await.expect("it fits");
     }
     assert_eq!(left(&taken), remaining("tokens", 65));
@@ -78,7 +78,7 @@ async fn what_a_policy_took_several_times_is_settled_by_the_sum_and_the_oldest_i
     }
     // 5 were counted at first, 7 ten minutes later, and nothing after them.
     for (wait, left_then) in [(2_399, 88), (1, 93), (599, 93), (1, 100)] {
-        memory.advance(Duration::from_secs(wait));
+        clock.advance(Duration::from_secs(wait));
         assert_eq!(left(&guard.peek("a").await.expect("a look")), remaining("tokens", left_then), "{wait}");
     }
 }
@@ -109,7 +109,7 @@ async fn what_a_handler_was_granted_is_used_though_a_later_take_is_refused() {
 
 #[tokio::test]
 async fn a_cost_is_told_by_the_names_of_policies_and_a_number_is_that_of_one() {
-    let guard = Guard::new(memory(), [policy("rpm", "60/1m"), policy("tpm", "1000/1m").cost(100)]);
+    let guard = Guard::new(memory().0, [policy("rpm", "60/1m"), policy("tpm", "1000/1m").cost(100)]);
     let guard = guard.expect("policies");
     let costs: &[(&str, i64)] = &[("tpm", 300)];
     let decision = guard.take("acme", costs).await.expect("it fits");
@@ -138,7 +138,7 @@ async fn a_look_tells_what_would_be_decided_and_counts_nothing() {
         [plan, policy("tokens", "10/1h").cost(4), policy("trial", "1/1h").dry_run(true).cost(2)]
     };
     let cluster = Cluster::start();
-    for redis in [server.redis(), cluster.redis().timeout(PATIENCE), memory().into()] {
+    for redis in [server.redis(), cluster.redis().timeout(PATIENCE), memory().0.into()] {
         let guard = Guard::new(redis, policies()).expect("policies").on_limited(|_, decision| {
             assert!(decision.policies().contains_key("trial"), "a look tells no hook");
             None
@@ -246,7 +246,7 @@ async fn a_guard_holds_places_by_its_key_and_its_prefix_and_refuses_as_its_limit
 
 #[tokio::test]
 async fn a_place_is_waited_for_as_the_guard_says_and_a_key_of_a_policy_is_refused() {
-    let guard = Guard::new(memory(), policy("requests", "9/1h").key_text("eve")).expect("a policy");
+    let guard = Guard::new(memory().0, policy("requests", "9/1h").key_text("eve")).expect("a policy");
     let guard = guard.places(|places| places.timeout(PATIENCE).ttl(Duration::from_secs(60)));
     let hold = guard.hold("eve", "jobs", 1).await.expect("a place");
     let waiting = guard.clone();

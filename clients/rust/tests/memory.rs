@@ -7,33 +7,32 @@ use crate::server::forwarder::Forwarder;
 use crate::server::{Cluster, PATIENCE, Server, noon, used};
 use redis_rl_client::web::{Fail, Guard, Outage, Policy};
 use redis_rl_client::{
-    Acquire, Algorithm, All, Info, Leases, MemoryLimiter, Quota, Redis, RlAsyncCommands, RlCommands, Verdict,
-    cmd,
+    Acquire, Algorithm, All, Clock, Info, Leases, MemoryLimiter, Quota, Redis, RlAsyncCommands, RlCommands,
+    Verdict, cmd,
 };
 use tokio::task::JoinSet;
 
 const TWO_A_MINUTE: Quota = Quota::per_minute(2);
 
-/// At noon, where the time stands still.
-fn memory() -> MemoryLimiter {
-    let memory = MemoryLimiter::new();
-    memory.set_time(noon());
-    memory
+/// At noon, where the time stands still until the clock is moved.
+fn memory() -> (MemoryLimiter, Clock) {
+    let clock = Clock::new(noon());
+    (MemoryLimiter::new().clock(clock.clone()), clock)
 }
 
 #[tokio::test]
 async fn it_is_a_connection_blocking_and_not_and_its_time_is_the_tests() {
-    let mut memory = memory();
+    let (mut memory, clock) = memory();
     assert!(!RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
     assert!(!RlAsyncCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).await.expect("a verdict").limited);
     let refused = RlCommands::rl_log(&mut memory.clone(), "a", TWO_A_MINUTE, 1).expect("a verdict");
     assert_eq!(refused.retry_after, Some(Duration::from_secs(60)));
-    memory.advance(Duration::from_millis(59_999));
+    clock.advance(Duration::from_millis(59_999));
     assert!(RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
-    memory.advance(Duration::from_millis(1));
+    clock.advance(Duration::from_millis(1));
     assert!(!RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
     let all = All::new().key("a", Algorithm::Log, TWO_A_MINUTE, 1).key("b", Algorithm::Log, TWO_A_MINUTE, 1);
-    assert_eq!(RlCommands::rl_all(&mut memory, &all).expect("a decision").at, memory.time());
+    assert_eq!(RlCommands::rl_all(&mut memory, &all).expect("a decision").at, clock.now());
     assert!(RlCommands::rl_reset(&mut memory, "a").expect("a reply"));
     assert_eq!(RlCommands::rl_info(&mut memory, "a").expect("a reply"), None);
     let error = RlCommands::rl_fixed(&mut memory, "b", TWO_A_MINUTE, 1).expect_err("a log");
@@ -42,7 +41,7 @@ async fn it_is_a_connection_blocking_and_not_and_its_time_is_the_tests() {
 
 #[tokio::test]
 async fn pipelines_and_transactions_are_answered_as_by_a_server() {
-    let mut memory = memory();
+    let (mut memory, _) = memory();
     for is_atomic in [false, true] {
         let mut pipeline = redis::pipe();
         if is_atomic {
@@ -60,7 +59,7 @@ async fn pipelines_and_transactions_are_answered_as_by_a_server() {
 
 #[test]
 fn words_of_any_bytes_and_lengths_are_answered() {
-    let memory = memory();
+    let (memory, _) = memory();
     let ask = |name: &[u8], key: &[u8]| {
         let mut command = redis::Cmd::new();
         command.arg(name).arg(key);
@@ -78,10 +77,10 @@ fn words_of_any_bytes_and_lengths_are_answered() {
 
 #[tokio::test]
 async fn waiting_by_its_time_takes_no_time() {
-    let (mut memory, asleep) = (memory(), memory());
-    for (mut waiting, is_blocking) in [(memory.clone(), true), (asleep.clone(), false)] {
-        let (clock, sleeper) = (waiting.clone(), waiting.clone());
-        let acquire = Acquire::cost(2).clock(move || clock.time()).sleep(move |pause| sleeper.advance(pause));
+    for is_blocking in [true, false] {
+        let (mut waiting, clock) = memory();
+        let sleeper = clock.clone();
+        let acquire = Acquire::cost(2).clock(clock.clone()).sleep(move |pause| sleeper.advance(pause));
         for _ in 0..2 {
             let verdict = if is_blocking {
                 RlCommands::rl_acquire(&mut waiting, Algorithm::Log, "a", TWO_A_MINUTE, acquire.clone())
@@ -91,26 +90,26 @@ async fn waiting_by_its_time_takes_no_time() {
             };
             assert!(!verdict.expect("a verdict").limited);
         }
+        assert_eq!(clock.now(), noon() + Duration::from_secs(60));
+        assert!(RlCommands::rl_log(&mut waiting, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
     }
-    assert_eq!(memory.time(), asleep.time());
-    assert!(RlCommands::rl_log(&mut memory, "a", TWO_A_MINUTE, 1).expect("a verdict").limited);
 }
 
 #[tokio::test]
 async fn leases_and_guards_end_by_its_time() {
-    let mut memory = memory();
+    let (mut memory, clock) = memory();
     let leases = Leases::new(memory.clone(), Algorithm::Log, Quota::per_hour(1_000)).units(64);
     for _ in 0..100 {
         assert!(!leases.take("hot", 1).await.expect("a verdict").limited);
     }
-    memory.advance(Duration::from_secs(1));
+    clock.advance(Duration::from_secs(1));
     assert!(!leases.take("hot", 1).await.expect("a verdict").limited);
     leases.close().await;
     assert_eq!(used(&mut memory, "hot"), 101);
 
     let guard = Guard::new(memory.clone(), "2/m").expect("a text").remember(PATIENCE);
     for (wait, passes) in [(0, true), (0, true), (0, false), (59, false), (1, true)] {
-        memory.advance(Duration::from_secs(wait));
+        clock.advance(Duration::from_secs(wait));
         assert_eq!(guard.take("a", 1).await.is_ok(), passes);
     }
     assert_eq!(used(&mut memory, "requests:a"), 1);

@@ -11,6 +11,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
+use redis_rl_client::Clock;
 use redis_rl_client::web::{Decision, Fail, Guard, Outage, Policies};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
@@ -227,15 +228,14 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
     let server = Server::start();
     let ways = [(0, Duration::ZERO), (0, PATIENCE), (8, Duration::ZERO), (8, PATIENCE)];
     for (index, (units, remember)) in ways.into_iter().enumerate() {
-        let now = Arc::new(Mutex::new(noon()));
-        let clock = now.clone();
+        let clock = Clock::new(noon());
         let policy = policy(&format!("requests-{index}"), "2/1m").lease(units);
-        let guard = guard(&server, policy).remember(remember).clock(move || *clock.lock().expect("no panic"));
+        let guard = guard(&server, policy).remember(remember).clock(clock.clone());
         for _ in 0..2 {
             assert!(guard.take(&head(&[]), ()).await.is_ok());
         }
         for (wait_ms, passes) in [(0, false), (59_999, false), (1, true)] {
-            *now.lock().expect("no panic") += Duration::from_millis(wait_ms);
+            clock.advance(Duration::from_millis(wait_ms));
             assert_eq!(guard.take(&head(&[]), ()).await.is_ok(), passes, "{index}");
         }
         guard.close().await;

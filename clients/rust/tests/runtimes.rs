@@ -14,7 +14,7 @@ use redis_rl_client::{Acquire, Algorithm, Leases, MemoryLimiter, Places, Quota, 
 use tokio::runtime::{Builder, Runtime};
 
 use crate::limits::Warnings;
-use crate::server::free_port;
+use crate::server::{free_port, used};
 
 struct Woken(Thread);
 
@@ -75,33 +75,57 @@ fn a_guard_in_memory_limits_without_a_runtime_and_without_timers() {
 }
 
 #[test]
-fn leases_and_places_in_memory_limit_without_a_runtime() {
+fn leases_and_places_in_memory_limit_without_a_runtime_and_without_timers() {
+    block_on(leases_and_places_limit());
+    without_timers().block_on(leases_and_places_limit());
+}
+
+async fn leases_and_places_limit() {
     let memory = MemoryLimiter::new();
     let leases = Leases::new(memory.clone(), Algorithm::Log, Quota::per_minute(20)).units(4);
-    let take = |cost| block_on(leases.take("key", cost)).expect("a verdict").limited;
-    assert_eq!((0..30).filter(|_| !take(1)).count(), 20);
-    block_on(leases.close());
+    let mut passed = 0;
+    for _ in 0..30 {
+        passed += usize::from(!leases.take("key", 1).await.expect("a verdict").limited);
+    }
+    assert_eq!(passed, 20);
+    leases.close().await;
     let places = Places::new(memory.clone());
-    let hold = |places: &Places| block_on(places.hold("jobs", 1));
-    let place = hold(&places).expect("an answer").expect("a place");
-    assert!(hold(&places).expect("an answer").is_none());
-    let error = hold(&places.clone().timeout(Duration::from_secs(1))).expect_err("nothing wakes it");
+    let place = places.hold("jobs", 1).await.expect("an answer").expect("a place");
+    assert!(places.hold("jobs", 1).await.expect("an answer").is_none());
+    let error = places.clone().timeout(DAY).hold("jobs", 1).await.expect_err("nothing wakes it");
     assert!(error.to_string().contains("runtime of tokio"), "{error}");
-    block_on(place.release());
-    drop(hold(&places).expect("an answer").expect("a place"));
-    assert!(hold(&places).expect("an answer").is_some());
+    place.release().await;
+    drop(places.hold("jobs", 1).await.expect("an answer").expect("a place"));
+    assert!(places.hold("jobs", 1).await.expect("an answer").is_some());
 }
 
 #[test]
-fn acquire_in_memory_limits_without_a_runtime() {
-    let mut memory = MemoryLimiter::new();
-    let acquire = Acquire::cost(1).timeout(Duration::ZERO);
-    let mut is_limited = || {
-        let waiting = memory.rl_acquire(Algorithm::Log, "key", Quota::per_minute(2), acquire.clone());
-        block_on(waiting).expect("a verdict").limited
-    };
-    assert_eq!([is_limited(), is_limited(), is_limited()], [false, false, true]);
+fn acquire_in_memory_takes_nothing_if_it_would_wait_without_a_runtime_or_without_timers() {
+    block_on(acquire_limits());
+    without_timers().block_on(acquire_limits());
 }
+
+async fn acquire_limits() {
+    for &algorithm in Algorithm::EVERY {
+        let memory = MemoryLimiter::new();
+        let acquire = async |timeout| {
+            let acquire = Acquire::cost(1).timeout(timeout);
+            let mut memory = memory.clone();
+            let verdict = memory.rl_acquire(algorithm, "key", Quota::per_day(2), acquire).await;
+            verdict.map(|verdict| verdict.limited).map_err(|error| error.to_string())
+        };
+        for (timeout, is_limited) in [(Duration::ZERO, false), (2 * DAY, false), (Duration::ZERO, true)] {
+            assert_eq!(acquire(timeout).await, Ok(is_limited));
+        }
+        let error = acquire(2 * DAY).await.expect_err("nothing wakes it");
+        assert!(error.contains("runtime of tokio with timers"), "{error}");
+        while used(memory.clone(), "key") != 2 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 fn says(refusal: Refusal, why: &str) {
     assert_eq!(refusal.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get, routing::post};
 use redis_rl_client::Redis;
-use redis_rl_client::web::{Fail, Guard, Policies, Policy, Decision, client_address};
+use redis_rl_client::web::{Decision, Fail, Guard, Policies, Policy, client_address};
 use serde_json::json;
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};

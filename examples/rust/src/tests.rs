@@ -5,15 +5,15 @@ use std::time::{Duration, SystemTime};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use redis_rl_client::MemoryLimiter;
+use redis_rl_client::{Clock, MemoryLimiter};
 use tower::ServiceExt;
 
-/// The service, and the limiter that counts for it.
-fn service() -> (Router, MemoryLimiter) {
-    let memory = MemoryLimiter::new();
-    memory.set_time(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
-    let (router, _) = super::service(memory.clone(), |_, default| default.to_owned()).expect("settings");
-    (router, memory)
+/// The service, and its clock.
+fn service() -> (Router, Clock) {
+    let clock = Clock::new(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+    let memory = MemoryLimiter::new().clock(clock.clone());
+    let (router, _) = super::service(memory, |_, default| default.to_owned()).expect("settings");
+    (router, clock)
 }
 
 /// The status, the field `RateLimit` and the body.
@@ -29,11 +29,11 @@ async fn ask(service: &Router, method: &str, path: &str, body: &str) -> (StatusC
 
 #[tokio::test]
 async fn the_third_search_waits_for_ten_seconds() {
-    let (service, memory) = service();
+    let (service, clock) = service();
     for status in [200, 200, 429] {
         assert_eq!(ask(&service, "GET", "/search", "").await.0, status);
     }
-    memory.advance(Duration::from_secs(10));
+    clock.advance(Duration::from_secs(10));
     let (status, fields, _) = ask(&service, "GET", "/search", "").await;
     assert_eq!(status, 200);
     assert!(fields.contains(r#""free-1h";r=97;"#), "what was refused cost nothing: {fields}");

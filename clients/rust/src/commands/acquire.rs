@@ -3,35 +3,49 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingleRedisArg, Value};
 #[cfg(feature = "tokio-comp")]
-use {redis::RedisError, tokio::runtime::Handle, tokio::sync::oneshot};
+use {
+    super::clock::{NO_TIMERS, has_timers},
+    redis::{RedisError, aio},
+    std::pin::pin,
+    std::task::{Context, Waker},
+    tokio::{runtime::Handle, sync::oneshot},
+};
 
-use super::clock::{Clock, Time};
+use super::clock::{Clock, Instant, Time};
 use super::cmd;
-use super::quota::Quota;
+use super::quota::{MAX_WINDOW, Quota};
 use super::reply::{Verdict, Verdicts};
 use super::request::{Algorithm, All, Take, write_at};
+use super::turn::Turn;
 
 /// How many units to wait for, and how long. A number converts into a cost without a timeout.
 ///
-/// A waiter that is refused sleeps for exactly `retry_after` and asks again. If no wait within the timeout helps, it returns
-/// the refusal at once: see whether the verdict is [limited](Verdict::limited). Waiters have no order.
+/// Of a bucket, it asks once, and sleeps until its units are there: all who wait are served in the order of their calls,
+/// whatever their processes.
+///
+/// Of the other algorithms, one who was refused sleeps for exactly `retry_after` and asks again. Others of this process who wait
+/// for the key by the same algorithm and quotas stand in order behind it, threads and futures alike, also those of other
+/// servers. Processes have no order among each other.
+///
+/// If no wait within the timeout helps, it returns the refusal: see whether the verdict is [limited](Verdict::limited). Who asks
+/// itself is told at once, who stands behind others at its timeout.
 #[derive(Clone)]
 #[must_use]
 pub struct Acquire {
     cost: i64,
     timeout: Option<Duration>,
-    clock: Clock,
+    clock: Option<Clock>,
     sleep: Option<Arc<dyn Fn(Duration) + Send + Sync>>,
 }
 
 impl Acquire {
     /// Waits for this many units.
     pub fn cost(cost: i64) -> Acquire {
-        Acquire { cost, timeout: None, clock: Clock::default(), sleep: None }
+        Acquire { cost, timeout: None, clock: None, sleep: None }
     }
 
     /// Waits at most for this long. With a timeout of 0 it asks once.
@@ -41,8 +55,8 @@ impl Acquire {
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
-    pub fn clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Acquire {
-        self.clock = Clock::new(now);
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Acquire {
+        self.clock = Some(clock.into());
         self
     }
 
@@ -66,13 +80,27 @@ impl fmt::Debug for Acquire {
     }
 }
 
-/// A waiter, and the command that it repeats.
+/// Somebody who waits, and the command that it sends.
 pub(crate) struct Asked {
     acquire: Acquire,
+    /// Whether it takes units that are there only after a wait.
+    is_ahead: bool,
     take: Cmd,
     give_back: Cmd,
+    /// Key, algorithm and quotas.
+    name: Vec<u8>,
     time: Time,
     began: Duration,
+}
+
+/// What follows from a verdict.
+enum Next {
+    /// It is the answer, after a wait if the units were taken ahead.
+    Answer(Option<Duration>, Verdict),
+    /// It is the answer: too late. What was taken ahead goes back.
+    Late(Verdict),
+    /// It asks again after this wait.
+    Again(Duration),
 }
 
 impl Asked {
@@ -82,88 +110,189 @@ impl Asked {
         key: impl ToSingleRedisArg,
         quotas: &[Quota],
     ) -> Asked {
-        // Both replies tell the time, for giving back. `PARTIAL` would take a part of several units.
-        let take = match acquire.cost {
+        let (cost, timeout) = (acquire.cost, acquire.timeout.unwrap_or(MAX_WINDOW).min(MAX_WINDOW));
+        let is_ahead = algorithm == Algorithm::Bucket && !timeout.is_zero();
+        // All replies tell the time, for giving back. `PARTIAL` would take a part of several units.
+        let take = match cost {
+            _ if is_ahead => cmd::by(algorithm, &key, quotas, Take::cost(cost).within(timeout)),
             1 => cmd::by(algorithm, &key, quotas, Take::cost(1).partial()),
-            cost => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
+            _ => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
         };
-        let give_back = cmd::by(algorithm, &key, quotas, acquire.cost.saturating_neg());
+        let give_back = cmd::by(algorithm, &key, quotas, cost.saturating_neg());
+        let name = cmd::by(algorithm, &key, quotas, 1).get_packed_command();
         let time = Time::of(acquire.clock.clone());
-        Asked { take, give_back, began: time.now(), time, acquire }
+        Asked { is_ahead, take, give_back, name, began: time.now(), time, acquire }
     }
 
     fn command(&self) -> Cmd {
         let mut command = self.take.clone();
-        write_at(&mut command, self.acquire.clock.at());
+        write_at(&mut command, self.acquire.clock.as_ref().map(Clock::now));
         command
     }
 
-    /// How long to sleep before asking again. `None` if the verdict is the answer.
-    fn pause(&self, verdict: &Verdict) -> Option<Duration> {
-        let wait = verdict.retry_after.filter(|_| verdict.limited)?;
-        let gone = self.time.now() - self.began;
-        let in_time = self.acquire.timeout.is_none_or(|timeout| gone.saturating_add(wait) <= timeout);
-        in_time.then_some(wait)
+    /// The place behind those who wait already. Who takes units ahead needs none: the server keeps the order.
+    fn behind_others(&self, database: i64) -> Option<Turn> {
+        if self.is_ahead { None } else { Turn::behind_others(&(database, self.name.clone())) }
+    }
+
+    /// What is left of the timeout.
+    fn left(&self) -> Option<Duration> {
+        let gone = self.time.now().saturating_sub(self.began);
+        self.acquire.timeout.map(|timeout| timeout.saturating_sub(gone))
+    }
+
+    /// Until when it stands behind others.
+    fn patience(&self) -> Option<Instant> {
+        self.left().and_then(|left| Instant::now().checked_add(left))
+    }
+
+    fn next(&self, verdict: Verdict) -> Next {
+        let Some(wait) = verdict.retry_after.filter(|_| verdict.limited != self.is_ahead) else {
+            return Next::Answer(None, verdict);
+        };
+        let left = self.left().unwrap_or(Duration::MAX);
+        match self.is_ahead {
+            true if wait <= left => Next::Answer(Some(wait), Verdict { retry_after: None, ..verdict }),
+            true => {
+                let retry_after = Some(wait - left);
+                Next::Late(Verdict { limited: true, retry_after, taken: Some(0), ..verdict })
+            }
+            false if wait <= left => Next::Again(wait),
+            false => Next::Answer(None, verdict),
+        }
+    }
+
+    /// The command that gives back what the verdict says was taken.
+    fn back(&self, verdict: &Verdict) -> Option<Cmd> {
+        let is_taken = !verdict.limited && matches!(verdict.taken, Some(1..));
+        is_taken.then(|| {
+            let mut back = self.give_back.clone();
+            write_at(&mut back, verdict.at);
+            back
+        })
+    }
+
+    fn read(&self, reply: Value) -> RedisResult<Verdict> {
+        if self.is_ahead || self.acquire.cost == 1 {
+            return Ok(Verdict::from_redis_value(reply)?);
+        }
+        let verdict = Verdicts::from_redis_value(reply)?.tightest();
+        let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
+        Ok(Verdict { taken: Some(if verdict.limited { 0 } else { self.acquire.cost }), ..verdict })
     }
 
     pub fn run(&self, connection: &mut impl ConnectionLike) -> RedisResult<Verdict> {
+        let database = connection.get_db();
+        let sleep =
+            |pause| self.acquire.sleep.as_ref().map_or_else(|| thread::sleep(pause), |sleep| sleep(pause));
+        let mut turn = self.behind_others(database);
         loop {
-            let verdict = read(self.acquire.cost, self.command().query(connection)?)?;
-            let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
-            self.acquire.sleep.as_ref().map_or_else(|| thread::sleep(pause), |sleep| sleep(pause));
+            if let Some(turn) = &turn {
+                turn.wait(self.patience());
+            }
+            let verdict = self.read(self.command().query(connection)?)?;
+            match self.next(verdict) {
+                Next::Answer(wait, verdict) => {
+                    wait.into_iter().for_each(sleep);
+                    return Ok(verdict);
+                }
+                Next::Late(late) => {
+                    self.back(&verdict).map_or(Ok(Value::Nil), |back| back.query(connection))?;
+                    return Ok(late);
+                }
+                Next::Again(wait) => {
+                    let turn = turn.get_or_insert_with(|| Turn::stand(&(database, self.name.clone())));
+                    if turn.leads(wait) {
+                        sleep(wait);
+                    }
+                }
+            }
         }
     }
 
     #[cfg(feature = "tokio-comp")]
-    pub async fn run_async<C>(&self, connection: C) -> RedisResult<Verdict>
+    pub async fn run_async<C>(self, connection: C) -> RedisResult<Verdict>
     where
-        C: redis::aio::ConnectionLike + Clone + Send + 'static,
+        C: aio::ConnectionLike + Clone + Send + 'static,
     {
+        let (database, asked) = (connection.get_db(), Arc::new(self));
+        let mut turn = asked.behind_others(database);
         loop {
-            let (cost, command, mut give_back) = (self.acquire.cost, self.command(), self.give_back.clone());
-            let mut connection = connection.clone();
-            let runtime = Handle::try_current().ok();
-            let verdict = if let Some(runtime) = &runtime {
-                let (sender, receiver) = oneshot::channel();
-                // The task lives on if this future is dropped, and gives back what the command has taken.
-                runtime.spawn(async move {
-                    let reply: RedisResult<Value> = command.query_async(&mut connection).await;
-                    let verdict = reply.and_then(|reply| read(cost, reply));
-                    let at = match &verdict {
-                        Ok(Verdict { limited: false, taken: Some(1..), at, .. }) => Some(*at),
-                        _ => None,
-                    };
-                    let (received, is_received) = oneshot::channel::<()>();
-                    let _ = sender.send((verdict, received));
-                    if let (Some(at), Err(_)) = (at, is_received.await) {
-                        write_at(&mut give_back, at);
-                        let _: RedisResult<Value> = give_back.query_async(&mut connection).await;
+            if let Some(turn) = &turn {
+                turn.come(asked.patience()).await?;
+            }
+            let (verdict, mut units) = asked.clone().ask(connection.clone()).await?;
+            match asked.next(verdict) {
+                Next::Answer(wait, verdict) => {
+                    if let Some(wait) = wait {
+                        asked.sleep(wait).await?;
                     }
-                });
-                let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
-                let (verdict, received) = receiver.await.map_err(ended)?;
-                let _ = received.send(());
-                verdict?
-            } else {
-                // A limiter in this process answers at once.
-                read(cost, command.query_async(&mut connection).await?)?
-            };
-            let Some(pause) = self.pause(&verdict) else { return Ok(verdict) };
-            match &self.acquire.sleep {
-                Some(sleep) => sleep(pause),
-                None if runtime.is_some() => tokio::time::sleep(pause).await,
-                None => return Err((ErrorKind::Client, "acquire sleeps on a runtime of tokio").into()),
+                    units.back = None;
+                    return Ok(verdict);
+                }
+                Next::Late(late) => return Ok(late),
+                Next::Again(wait) => {
+                    let turn = turn.get_or_insert_with(|| Turn::stand(&(database, asked.name.clone())));
+                    if turn.leads(wait) {
+                        asked.sleep(wait).await?;
+                    }
+                }
             }
         }
     }
+
+    /// Asks in a task that lives on if this future is dropped. Nobody has its units then, and they go back.
+    #[cfg(feature = "tokio-comp")]
+    async fn ask<C>(self: Arc<Self>, mut connection: C) -> RedisResult<(Verdict, Units<C>)>
+    where
+        C: aio::ConnectionLike + Clone + Send + 'static,
+    {
+        let runtime = Handle::try_current().ok();
+        let asking = async move {
+            let reply = self.command().query_async(&mut connection).await?;
+            let verdict = self.read(reply)?;
+            let runtime = Handle::try_current().ok();
+            Ok((verdict, Units { back: self.back(&verdict), connection, runtime }))
+        };
+        // Without one it is a limiter in this process, which answers at once.
+        let Some(runtime) = runtime else { return asking.await };
+        let (sender, receiver) = oneshot::channel();
+        runtime.spawn(async move { sender.send(asking.await).map_err(drop) });
+        let ended = |_| RedisError::from((ErrorKind::Io, "the runtime that asked has ended"));
+        receiver.await.map_err(ended)?
+    }
+
+    #[cfg(feature = "tokio-comp")]
+    async fn sleep(&self, pause: Duration) -> RedisResult<()> {
+        match &self.acquire.sleep {
+            Some(sleep) => sleep(pause),
+            None if has_timers() => tokio::time::sleep(pause).await,
+            None => return Err((ErrorKind::Client, NO_TIMERS).into()),
+        }
+        Ok(())
+    }
 }
 
-/// Reads the reply to the command that takes this cost.
-fn read(cost: i64, reply: Value) -> RedisResult<Verdict> {
-    if cost == 1 {
-        return Ok(Verdict::from_redis_value(reply)?);
+/// Units that were taken for a future. They go back when this is dropped, unless that has them by then.
+#[cfg(feature = "tokio-comp")]
+struct Units<C: aio::ConnectionLike + Clone + Send + 'static> {
+    back: Option<Cmd>,
+    connection: C,
+    runtime: Option<Handle>,
+}
+
+#[cfg(feature = "tokio-comp")]
+impl<C: aio::ConnectionLike + Clone + Send + 'static> Drop for Units<C> {
+    fn drop(&mut self) {
+        let Some(back) = self.back.take() else { return };
+        let mut connection = self.connection.clone();
+        let giving_back = async move {
+            let _: RedisResult<Value> = back.query_async(&mut connection).await;
+        };
+        match &self.runtime {
+            Some(runtime) => drop(runtime.spawn(giving_back)),
+            // A limiter in this process has it by then.
+            None => drop(pin!(giving_back).poll(&mut Context::from_waker(Waker::noop()))),
+        }
     }
-    let verdict = Verdicts::from_redis_value(reply)?.tightest();
-    let verdict = verdict.ok_or((ErrorKind::Parse, "a decision without a row"))?;
-    Ok(Verdict { taken: Some(if verdict.limited { 0 } else { cost }), ..verdict })
 }

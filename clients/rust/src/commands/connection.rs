@@ -83,7 +83,8 @@ pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
 
     /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
     ///
-    /// A future that is dropped takes nothing: what a command in flight takes is given back. It needs a tokio runtime.
+    /// A future that is dropped takes nothing: what it took ahead, and what a command in flight takes, goes back. It needs a
+    /// runtime of tokio.
     #[cfg(feature = "tokio-comp")]
     fn rl_acquire(
         &mut self,

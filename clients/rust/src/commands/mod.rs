@@ -7,9 +7,13 @@ mod connection;
 mod quota;
 mod reply;
 mod request;
+mod turn;
 
 pub use acquire::Acquire;
-pub(crate) use clock::{Clock, Time};
+pub use clock::Clock;
+pub(crate) use clock::Time;
+#[cfg(feature = "tokio-comp")]
+pub(crate) use clock::has_timers;
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;

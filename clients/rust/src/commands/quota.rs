@@ -12,6 +12,7 @@ use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
 pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
 /// The longest window that the commands accept: 3650 days.
 const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
+pub(super) const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
 
 /// A limit of units in each window of time.
 ///
@@ -62,25 +63,30 @@ impl Quota {
         Quota::new(limit, Duration::from_secs(86_400))
     }
 
-    /// The window in milliseconds, rounded up.
-    fn window_ms(&self) -> u64 {
-        let part_ms = u64::from(self.window.subsec_nanos().div_ceil(1_000_000));
-        self.window.as_secs().saturating_mul(1_000).saturating_add(part_ms)
-    }
-
     /// Refuses what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
-        let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&self.window_ms());
+        let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&whole_ms(self.window));
         if is_valid { Ok(()) } else { Err(Invalid::quota(&self.to_string())) }
     }
 
     /// The window in the largest unit in which it is whole.
     pub(crate) fn window_and_unit(&self) -> (u64, &'static str) {
-        let ms = self.window_ms();
-        let is_whole = |(unit_ms, ..): &(u64, _, _)| ms > 0 && ms.is_multiple_of(*unit_ms);
-        let (unit_ms, unit, _) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms", &[]));
-        (ms / unit_ms, unit)
+        length_and_unit(self.window)
     }
+}
+
+/// Milliseconds, rounded up.
+fn whole_ms(length: Duration) -> u64 {
+    let part_ms = u64::from(length.subsec_nanos().div_ceil(1_000_000));
+    length.as_secs().saturating_mul(1_000).saturating_add(part_ms)
+}
+
+/// A length of time in the largest unit in which it is whole, of those that the server reads.
+pub(super) fn length_and_unit(length: Duration) -> (u64, &'static str) {
+    let ms = whole_ms(length);
+    let is_whole = |(unit_ms, ..): &(u64, _, _)| ms > 0 && ms.is_multiple_of(*unit_ms);
+    let (unit_ms, unit, _) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms", &[]));
+    (ms / unit_ms, unit)
 }
 
 /// The units of windows: milliseconds, the name, and other names, which may have an `s` at the end.
@@ -170,7 +176,7 @@ const MAX_QUOTAS: usize = 8;
 /// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass.
 pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
     quotas.iter().try_for_each(Quota::check)?;
-    let windows: std::collections::HashSet<u64> = quotas.iter().map(Quota::window_ms).collect();
+    let windows: std::collections::HashSet<u64> = quotas.iter().map(|quota| whole_ms(quota.window)).collect();
     if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
         let why = format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ");
         return Err(Invalid::new(why));

@@ -20,14 +20,15 @@ pub struct Verdict {
     /// Units that are left of it.
     pub remaining: u64,
     /// After this time the same request is allowed, if no other comes. `None` if it was allowed, and if no wait helps since it
-    /// costs more than the limit.
+    /// costs more than the limit. Of units taken [ahead](crate::Take::within), the time until they are there.
     pub retry_after: Option<Duration>,
     /// After this time the whole limit is available again, if no other request comes.
     pub reset_after: Duration,
-    /// Units that were taken, or if negative given back. `None` without [`partial`](crate::Take::partial).
+    /// Units that were taken, or if negative given back. `None` without [`partial`](crate::Take::partial) and
+    /// [`within`](crate::Take::within).
     pub taken: Option<i64>,
     /// The time, to the millisecond, as of which they were counted. Name it when you give them back. `None` without
-    /// [`partial`](crate::Take::partial).
+    /// [`partial`](crate::Take::partial) and [`within`](crate::Take::within).
     pub at: Option<SystemTime>,
 }
 

@@ -1,10 +1,10 @@
 //! The arguments of commands, besides keys and quotas.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
-use super::quota::Quota;
+use super::quota::{Quota, length_and_unit};
 
 /// The algorithm by which a key counts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -58,20 +58,28 @@ pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
 /// The cost of a request, and options. A number converts into a cost without options.
 ///
 /// ```
-/// # use std::time::SystemTime;
+/// # use std::time::{Duration, SystemTime};
 /// # use redis_rl_client::Take;
 /// let three_units: Take = 3.into();
 /// let settled = Take::cost(-350).at(SystemTime::now());
 /// let counted_anyway = Take::cost(40).force();
 /// let as_many_as_fit = Take::cost(40).partial();
+/// let soon = Take::cost(1).within(Duration::from_secs(2));
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[must_use]
 pub struct Take {
     cost: i64,
     /// The option for a cost of more than is left.
-    excess: Option<&'static str>,
+    excess: Option<Excess>,
     at: Option<SystemTime>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Excess {
+    Force,
+    Partial,
+    Within(Duration),
 }
 
 impl Take {
@@ -80,18 +88,27 @@ impl Take {
         Take { cost, excess: None, at: None }
     }
 
-    /// Counts the units even if the request is over the limit. Replaces [`partial`](Take::partial).
+    /// Counts the units even if the request is over the limit. Like `partial` and `within`, it replaces the other two.
     pub const fn force(mut self) -> Take {
-        self.excess = Some("FORCE");
+        self.excess = Some(Excess::Force);
         self
     }
 
-    /// Takes as many of the units as fit every quota. Replaces [`force`](Take::force).
+    /// Takes as many of the units as fit every quota.
     ///
     /// The verdict then has [`taken`](crate::Verdict::taken) and [`at`](crate::Verdict::at). It is limited if fewer were
     /// taken than asked for, and `retry_after` is the wait for one more unit.
     pub const fn partial(mut self) -> Take {
-        self.excess = Some("PARTIAL");
+        self.excess = Some(Excess::Partial);
+        self
+    }
+
+    /// Of a bucket, takes units ahead if they will be there within this time, rounded up to a millisecond.
+    ///
+    /// The verdict then has [`taken`](crate::Verdict::taken) and [`at`](crate::Verdict::at), the time at which they are there:
+    /// wait for `retry_after`, and use them then. It is limited if the wait would be longer.
+    pub const fn within(mut self, wait: Duration) -> Take {
+        self.excess = Some(Excess::Within(wait));
         self
     }
 
@@ -117,7 +134,16 @@ impl ToRedisArgs for Take {
             out.write_arg(b"COST");
             out.write_arg_fmt(self.cost);
         }
-        self.excess.iter().for_each(|option| out.write_arg(option.as_bytes()));
+        match self.excess {
+            None => {}
+            Some(Excess::Force) => out.write_arg(b"FORCE"),
+            Some(Excess::Partial) => out.write_arg(b"PARTIAL"),
+            Some(Excess::Within(wait)) => {
+                let (length, unit) = length_and_unit(wait);
+                out.write_arg(b"WITHIN");
+                out.write_arg_fmt(format_args!("{length}{unit}"));
+            }
+        }
         write_at(out, self.at);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Asker(Arc<Shared>);
 pub(crate) struct AskerSettings {
     pub redis: Redis,
     /// The clock whose time commands name with `AT`.
-    pub clock: Clock,
+    pub clock: Option<Clock>,
     /// How long a refusal is repeated without asking.
     pub remember: Duration,
 }
@@ -63,7 +63,7 @@ impl fmt::Debug for Asker {
 
 impl Asker {
     pub fn new(redis: Redis) -> Asker {
-        let settings = AskerSettings { redis, clock: Clock::default(), remember: Duration::ZERO };
+        let settings = AskerSettings { redis, clock: None, remember: Duration::ZERO };
         Asker::of(settings, Announcer::default())
     }
 
@@ -233,7 +233,9 @@ impl Asker {
     }
 
     async fn reply(&self, command: &Command) -> RedisResult<Value> {
-        self.redis().ask(command.first_key(), &command.cmd(self.0.settings.clock.at())).await
+        self.redis()
+            .ask(command.first_key(), &command.cmd(self.0.settings.clock.as_ref().map(Clock::now)))
+            .await
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {

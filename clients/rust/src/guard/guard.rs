@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use http::Response;
 use http::request::Parts;
@@ -218,8 +218,8 @@ impl Guard {
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
-    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Guard {
-        self.anew(|settings| settings.clock = Clock::new(now))
+    pub fn clock(self, clock: impl Into<Clock>) -> Guard {
+        self.anew(|settings| settings.clock = Some(clock.into()))
     }
 
     /// Repeats a refusal without asking until its wait is over, at most for this long. A second is a good value.

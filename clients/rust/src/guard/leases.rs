@@ -1,7 +1,7 @@
 //! A limiter that makes most decisions without asking the server.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use redis::RedisResult;
 
@@ -64,8 +64,8 @@ impl Leases {
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
-    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Leases {
-        self.anew(|settings| settings.clock = Clock::new(now))
+    pub fn clock(self, clock: impl Into<Clock>) -> Leases {
+        self.anew(|settings| settings.clock = Some(clock.into()))
     }
 
     /// Takes units from the lease of the key, or from the server.

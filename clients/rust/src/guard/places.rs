@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use redis::RedisResult;
 use tokio::sync::{Notify, Semaphore};
@@ -101,8 +101,8 @@ impl Places {
     }
 
     /// Decides by this clock instead of those of the server and of this process. Tests use it to move time.
-    pub fn clock(self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Places {
-        Places { asker: self.asker.with(|settings| settings.clock = Clock::new(now)), ..self }
+    pub fn clock(self, clock: impl Into<Clock>) -> Places {
+        Places { asker: self.asker.with(|settings| settings.clock = Some(clock.into())), ..self }
     }
 
     /// Takes one of `n` places. Returns `None` if all are taken. A future that is dropped takes nothing.

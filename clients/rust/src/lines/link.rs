@@ -2,7 +2,6 @@
 
 use std::future::{Future, pending};
 use std::io;
-use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -20,6 +19,7 @@ use tokio::time::sleep;
 
 use super::errors::{is_reply, known};
 use super::line::{Line, State, TICKS};
+use crate::commands::has_timers;
 use crate::locked;
 
 /// How often other tasks may run before a tick is told.
@@ -266,9 +266,7 @@ fn given_up(error: &RedisError) -> RedisError {
 /// The runtime that this is called on, if it has timers.
 pub(crate) fn runtime() -> RedisResult<Handle> {
     let runtime = Handle::try_current().map_err(|_| misused(NO_RUNTIME))?;
-    // tokio tells by a panic alone that a runtime has no timers.
-    catch_unwind(|| drop(sleep(Duration::ZERO))).map_err(|_| misused(NO_TIMERS))?;
-    Ok(runtime)
+    if has_timers() { Ok(runtime) } else { Err(misused(NO_TIMERS)) }
 }
 
 /// The error for a mistake of the program. It does not mean that Redis is away.

@@ -123,14 +123,11 @@ impl Redis {
     }
 
     /// The clock of a limiter in this process.
-    pub(crate) fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> Option<Clock> {
         match &*self.servers {
             #[cfg(feature = "memory")]
-            Servers::Memory(memory) => {
-                let memory = memory.clone();
-                Clock::new(move || memory.time())
-            }
-            _ => Clock::default(),
+            Servers::Memory(memory) => Some(memory.clock.clone()),
+            _ => None,
         }
     }
 

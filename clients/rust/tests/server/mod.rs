@@ -7,7 +7,7 @@ pub mod forwarder;
 pub mod words;
 
 use std::fs::{self, File};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -205,17 +205,19 @@ pub struct Sentinel {
 
 impl Sentinel {
     pub fn of(server: &Server) -> Sentinel {
-        let (watched, port) = (server.port, free_port());
-        let watch = format!("sentinel monitor limits 127.0.0.1 {watched} 1\n");
+        let port = free_port();
+        Sentinel::on(port, server.port, &["--port", &port.to_string()])
+    }
+
+    /// A sentinel with settings that say how it listens on the port, and the port of the server that it watches.
+    pub fn on(port: u16, watched: u16, settings: &[&str]) -> Sentinel {
+        let watch = format!("bind 127.0.0.1\nsentinel monitor limits 127.0.0.1 {watched} 1\n");
         let _process = Process::start(|command, folder| {
             let file = folder.join("sentinel.conf");
-            fs::write(&file, format!("port {port}\nbind 127.0.0.1\n{watch}")).expect("a file");
-            command.arg(file).arg("--sentinel");
+            fs::write(&file, watch).expect("a file");
+            command.arg(file).arg("--sentinel").args(settings);
         });
-        wait_for("the sentinel to answer", || {
-            let client = redis::Client::open(("127.0.0.1", port)).expect("an address");
-            client.get_connection().is_ok()
-        });
+        wait_for("the sentinel to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         Sentinel { _process, port }
     }
 }
