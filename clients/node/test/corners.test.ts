@@ -6,7 +6,7 @@ import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import { runInNewContext } from "node:vm";
 import { build } from "esbuild";
-import { acquire, type Client, cmd, hold, MemoryLimiter, type Sender } from "redis-rl";
+import { acquire, type Client, Clock, cmd, hold, MemoryLimiter, type Sender } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
 import { Guard as FetchGuard } from "redis-rl/fetch";
 
@@ -92,16 +92,16 @@ describe("the time of tests", () => {
   });
 
   test("acquire and hold wait until a test has moved the time of a limiter in memory", async () => {
-    const memory = new MemoryLimiter();
-    memory.setTime(1_700_000_000_000);
+    const clock = new Clock();
+    const memory = new MemoryLimiter({ clock });
     await acquire(memory, "log", "key", "1/h");
     const waiting = acquire(memory, "log", "key", "1/h");
     await memory.log("places", "1/30s");
     const place = hold(memory, "places", 1, { timeoutMs: 3_600_000 });
     await turn();
-    memory.advance(3_599_999);
+    clock.advance(3_599_999);
     assert.equal((await place).held, true);
-    memory.advance(1);
+    clock.advance(1);
     assert.equal((await waiting).allowed, true);
   });
 });
@@ -158,11 +158,11 @@ describe("places", () => {
   });
 
   test("a block that computed for longer than its place lasts was late, although nothing came between", async () => {
-    const memory = new MemoryLimiter();
-    memory.setTime(1_700_000_000_000);
+    const clock = new Clock();
+    const memory = new MemoryLimiter({ clock });
     const late: unknown[] = [];
     const place = await hold(memory, "key", 1, { onLate: (key) => late.push(key) });
-    memory.advance(30_000);
+    clock.advance(30_000);
     await place.release();
     assert.deepEqual([place.late, late], [true, ["key"]]);
   });

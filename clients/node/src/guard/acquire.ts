@@ -1,7 +1,7 @@
 // Waiting until a limit allows a request.
 
 import { type Asker, askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock, type ClockOption } from "../commands/clock.js";
+import { checkedClock, type Clock, type ClockOption, type Now } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -84,7 +84,7 @@ interface Waiter extends Pick<AcquireOptions, "signal" | "sleep"> {
 }
 
 /** Takes units of a bucket ahead, and waits until they are there. Who leaves before gives them back, once. */
-function inTurn(asker: Asker, waiter: Waiter, now: Clock, timeoutMs: number, at: number | undefined): void {
+function inTurn(asker: Asker, waiter: Waiter, now: Now, timeoutMs: number, at: number | undefined): void {
   const { share, endMs, signal } = waiter;
   const { key, rules, cost } = share;
   const withinMs = Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS);
@@ -136,7 +136,7 @@ class Line {
 
   constructor(
     readonly asker: Asker,
-    readonly clock: Clock | undefined,
+    readonly clock: Clock | Now | undefined,
     readonly onEmpty: () => void,
   ) {}
 
@@ -203,10 +203,10 @@ class Line {
   }
 }
 
-const lines = new WeakMap<object, Map<Clock | undefined, Map<string, Line>>>();
+const lines = new WeakMap<object, Map<Clock | Now | undefined, Map<string, Line>>>();
 
-function lineOf(client: Asking, asker: Asker, clock: Clock | undefined, name: string): Line {
-  const byClock = lines.get(client) ?? new Map<Clock | undefined, Map<string, Line>>();
+function lineOf(client: Asking, asker: Asker, clock: Clock | Now | undefined, name: string): Line {
+  const byClock = lines.get(client) ?? new Map<Clock | Now | undefined, Map<string, Line>>();
   const byName = byClock.get(clock) ?? new Map<string, Line>();
   lines.set(client, byClock.set(clock, byName));
   let line = byName.get(name);
@@ -232,6 +232,6 @@ function sleep({ after }: Asker, { sleep, reject }: Waiter, ms: number, call: ()
 }
 
 /** The time by which those who use this asker wait. */
-export function timeOf(asker: Asker, clock: Clock | undefined): Clock {
+export function timeOf(asker: Asker, clock: Clock | Now | undefined): Now {
   return clock === undefined ? (asker.clock ?? (() => performance.now())) : checkedClock(clock);
 }

@@ -1,7 +1,7 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type Clock } from "../commands/clock.js";
+import type { Clock, Now } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
 import { TIMEOUT_MS, timeOf, type WaitOptions } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
@@ -28,7 +28,7 @@ export interface HoldOptions extends WaitOptions {
   onLate?: ((key: Key) => void) | undefined;
 }
 
-type Work<T> = (place: Hold) => T | PromiseLike<T>;
+export type Work<P, T> = (place: P) => T | PromiseLike<T>;
 
 /** A place that is held, or the result of not getting one. */
 export interface Hold {
@@ -60,26 +60,38 @@ export function hold(client: Asking, key: Key, limit: number, options?: HoldOpti
  * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
  * place that is not `held`.
  */
-export function hold<T>(client: Asking, key: Key, limit: number, work: Work<T>): Promise<T>;
+export function hold<T>(client: Asking, key: Key, limit: number, work: Work<Hold, T>): Promise<T>;
 export function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
   options: HoldOptions | undefined,
-  work: Work<T>,
+  work: Work<Hold, T>,
 ): Promise<T>;
 export async function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
-  given?: HoldOptions | Work<T>,
-  last?: Work<T>,
+  given?: HoldOptions | Work<Hold, T>,
+  last?: Work<Hold, T>,
 ): Promise<Hold | T> {
+  return during(given, last, async (options) => {
+    const wanted = wantedOf(checkedKey(key), limit, options);
+    return takePlace(Places.of(client, wanted.clock), wanted);
+  });
+}
+
+/** Takes a place, and holds it during the work, if there is any. */
+export async function during<P extends Hold, O, T>(
+  given: O | Work<P, T> | undefined,
+  last: Work<P, T> | undefined,
+  take: (options?: O) => Promise<P>,
+): Promise<P | T> {
   const isLast = typeof given === "function" && last === undefined;
-  const [options, work] = isLast ? [undefined, given] : [given as HoldOptions | undefined, last];
+  const [options, work] = isLast ? [undefined, given as Work<P, T>] : [given as O | undefined, last];
   if (work !== undefined && typeof (work as unknown) !== "function")
     throw new TypeError("the callback of hold is a function, and stands after its options");
-  const place = await taken(client, checkedKey(key), limit, options);
+  const place = await take(options);
   if (work === undefined) return place;
   try {
     return await work(place);
@@ -88,21 +100,35 @@ export async function hold<T>(
   }
 }
 
-async function taken(client: Asking, key: Key, limit: number, options: HoldOptions = {}): Promise<Hold> {
-  const {
-    ttlMs = 30_000,
-    timeoutMs = 0,
-    signal,
-    onLate,
-    clock,
-    sleep,
-  } = checkedOptions("hold", OPTIONS.hold, options);
-  time("timeoutMs", timeoutMs);
+/** A place that is wanted. */
+export interface Wanted extends Pick<HoldOptions, "signal" | "onLate" | "clock" | "sleep"> {
+  readonly key: Key;
+  readonly forMs: number;
+  readonly timeoutMs: number;
+  /** How it is taken, and how it is renewed: the limit may be lower by then, and what is held must be renewed. */
+  readonly taking: Rules;
+  readonly renewing: Rules;
+}
+
+/** What is wanted by these arguments, which are checked. */
+export function wantedOf(key: Key, limit: number, options: HoldOptions = {}): Wanted {
+  const { ttlMs = 30_000, timeoutMs = 0, ...others } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
-  // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
-  const [taking, renewing] = [rulesOf(limit), rulesOf(MAX_LIMIT)];
-  const places = Places.of(client, clock);
+  return {
+    ...others,
+    key,
+    forMs,
+    timeoutMs: time("timeoutMs", timeoutMs),
+    taking: rulesOf(limit),
+    renewing: rulesOf(MAX_LIMIT),
+  };
+}
+
+/** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
+export async function takePlace(places: Places, wanted: Wanted): Promise<Hold> {
+  const { key, forMs, timeoutMs, signal, onLate, clock, sleep, taking, renewing } = wanted;
+  places.renew();
   const now = timeOf(places.driver.asker, clock);
   const endMs = now() + timeoutMs;
   const name = nameOf(taking, key);
@@ -148,10 +174,9 @@ class Waiters extends Set<Waiter> {
   pollAtMs = 0;
 }
 
-/** The places that are held through one client by one clock. They share a timer. */
-class Places {
+/** The places that are held through one driver. They share a timer. */
+export class Places {
   static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
-  readonly driver: Driver;
   readonly #held = new Set<HeldPlace>();
   /** Those who wait, by name, in the order in which they came. The first polls for all, so thousands may wait. */
   readonly #waiting = new Map<string, Waiters>();
@@ -161,17 +186,19 @@ class Places {
     TOGETHER_MS,
   );
 
-  static of(client: Asking, clock: Clock | undefined): Places {
+  static of(client: Asking, clock: Clock | Now | undefined): Places {
     const byClock = Places.#all.get(client) ?? new WeakMap<object, Places>();
-    const places = byClock.get(clock ?? Places) ?? new Places(client, clock);
+    const driver = () => new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
+    const places = byClock.get(clock ?? Places) ?? new Places(driver());
     Places.#all.set(client, byClock.set(clock ?? Places, places));
-    // Renewals that are due are sent here, if no timer does it.
-    if (places.driver.isByClock && places.driver.known() >= places.#alarm.dueMs) places.#tick();
     return places;
   }
 
-  private constructor(client: Asking, clock: Clock | undefined) {
-    this.driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
+  constructor(readonly driver: Driver) {}
+
+  /** Renewals that are due are sent here, if no timer does it. */
+  renew(): void {
+    if (this.driver.isByClock && this.driver.known() >= this.#alarm.dueMs) this.#tick();
   }
 
   /** Follows a place whose state has changed, or forgets it if it is over. */
