@@ -4,11 +4,12 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { type Asking, Clock, MemoryLimiter, type Sender, type Words } from "redis-rl";
 import { type Decision, Guard, type GuardOptions, type Policies } from "redis-rl/express";
+import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
 import { gate } from "./harness.js";
 
-type Request = Parameters<Guard["take"]>[0];
+type Asked = Parameters<Guard["take"]>[0];
 
-const requestOf = () => ({ ip: "192.0.2.1" }) as Request;
+const requestOf = () => ({ ip: "192.0.2.1" }) as Asked;
 
 function limiter() {
   const clock = new Clock();
@@ -17,7 +18,7 @@ function limiter() {
   return { clock, memory, used };
 }
 
-const guardOf = (client: Asking, policies: Policies, options: GuardOptions<Request> = {}) =>
+const guardOf = (client: Asking, policies: Policies, options: GuardOptions<Asked> = {}) =>
   new Guard(client, policies, { key: () => "ada", ...options });
 
 /** A client that does not answer, until it does. */
@@ -91,7 +92,7 @@ describe("take", () => {
     const { memory, used } = limiter();
     const guard = guardOf(memory, "100/m");
     const item = { name: "item", quotas: "5/m" };
-    const pass = async (request: Request) => {
+    const pass = async (request: Asked) => {
       let passed = false;
       const response = { headersSent: false, setHeader: () => {}, end: () => {} };
       await new Promise<void>((resolve) => {
@@ -306,6 +307,16 @@ describe("a guard's hold", () => {
       await guard.take(requestOf(), { name: "item", quotas: "9/m" });
       assert.deepEqual([told, state.sent <= 2], [["begun"], true]);
     }
+  });
+
+  test("is a Response where the framework has those", async () => {
+    const { memory } = limiter();
+    const guard = new FetchGuard(memory, [], { key: () => "ada" });
+    const place = await guard.hold(new Request("http://localhost/"), "streams", 1);
+    const refused = responseOf(await guard.hold(new Request("http://localhost/"), "streams", 1));
+    assert.deepEqual([refused.status, refused.headers.get("Retry-After")], [429, null]);
+    assert.match(await refused.text(), /"violated-policies":\["streams"\]/);
+    await place.release();
   });
 
   test("mistakes are the application's, and no outage", async () => {

@@ -31,6 +31,7 @@ interface Step {
   cost?: number;
   force?: boolean;
   partial?: boolean;
+  within_ms?: number;
   at?: number;
   words: string[];
   reply?: unknown;
@@ -104,11 +105,22 @@ function ioredis(redis: Redis): Client {
 }
 
 /** The arguments of the client's method, as the step names them. */
-function argumentsOf({ call, key, limits, rows, cost, force, partial, at }: Step): unknown[] {
+function argumentsOf({
+  call,
+  key,
+  limits,
+  rows,
+  cost,
+  force,
+  partial,
+  within_ms: withinMs,
+  at,
+}: Step): unknown[] {
   const options = {
     ...(cost !== undefined && { cost }),
     ...(force !== undefined && { force }),
     ...(partial !== undefined && { partial }),
+    ...(withinMs !== undefined && { withinMs }),
     ...(at !== undefined && { at }),
   };
   if (call === "info") return [key];

@@ -41,7 +41,7 @@ export class Clock {
     return Promise.resolve();
   };
 
-  /** Calls back once a test has moved the time by so many milliseconds. Returns what ends the wait. @internal */
+  /** Calls back once a test has moved the time by so many milliseconds. Returns what ends the wait. */
   after(ms: number, call: () => void): () => void {
     const dueMs = this.#nowMs + ms;
     const end = () => void this.#waits.delete(look);

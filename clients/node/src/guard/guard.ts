@@ -87,7 +87,6 @@ interface Visit {
   driver: Driver;
   readonly shares: readonly PolicyShare[];
   asked: Asked;
-  readonly isDryRun: boolean;
 }
 
 /** A policy that a request has met once or several times. */
@@ -102,12 +101,12 @@ interface Passage {
   readonly response: unknown;
   /** By the policies' names. */
   readonly met: Map<string, Met>;
-  /** All that was decided, the oldest first. */
-  readonly visits: Visit[];
+  /** What was taken and has not gone back, the oldest first. */
+  visits: Visit[];
   readonly sets: Set<PolicySet<never>>;
   /** The limits whose middleware it has passed. */
   readonly limits: Set<object>;
-  /** Whether a handler was granted units: these were used, so a later refusal does not give them back. */
+  /** Whether a handler was granted units. These were used, so a later refusal gives back nothing but its own. */
   isUsed: boolean;
   /** Whether the latest decision does not allow it. */
   isRefused: boolean;
@@ -279,7 +278,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       limited: true,
       policies: { ...policies, [name]: figures },
     };
-    return placed(await this.#refused(request, decision));
+    return placed(await this.#refused(request, passage, decision));
   }
 
   /**
@@ -388,10 +387,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (!isAway && decided.limited) giveBack(passage, visits);
     const decision = decisionOf(passage.met.values(), isAway ? PASSES : decided);
     for (const { shares } of visits) for (const share of shares) forgetRefusal(metOf(passage, share));
-    if (decision.limited) {
-      passage.isRefused = true;
-      return this.#refused(request, decision);
-    }
+    if (decision.limited) return this.#refused(request, passage, decision);
     passage.isRefused = false;
     passage.isUsed ||= !isBefore;
     if (told !== undefined) this.tell(told, decision.fields);
@@ -405,12 +401,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     for (const share of shares) meet(passage, share);
     const parts = [shares.filter(({ policy }) => !policy.dryRun)];
     for (const share of shares) if (share.policy.dryRun) parts.push([share]);
-    return parts.map((shares, i) => ({
-      driver: this.#driver,
-      shares,
-      asked: new Asked(shares),
-      isDryRun: i > 0,
-    }));
+    return parts.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
   }
 
   /** Decides in this process what Redis could not decide. */
@@ -421,7 +412,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return decide(visits);
   }
 
-  async #refused(request: R, decision: Decision): Promise<Decision> {
+  async #refused(request: R, passage: Passage, decision: Decision): Promise<Decision> {
+    passage.isRefused = true;
     const reply = await this.#options.onLimited?.(request, decision);
     return reply ? answered(decision, reply) : decision;
   }
@@ -504,7 +496,7 @@ function metOf({ met }: Passage, { policy: { name } }: PolicyShare): Met {
 
 /** Notes what was decided, or that it could not be. */
 function note(passage: Passage, visit: Visit): void {
-  passage.visits.push(visit);
+  if (!visit.asked.givesBack) passage.visits.push(visit);
   for (const [i, share] of visit.shares.entries()) metOf(passage, share).rows = visit.asked.standing(i);
 }
 
@@ -539,7 +531,7 @@ function settlements(
     if (!met.has(name) && [...sets].every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
       throw new Error(`no policy has the name ${name}`);
     const taken = visits.flatMap((visit) => {
-      const index = visit.asked.givesBack ? -1 : visit.shares.findIndex(({ policy }) => policy.name === name);
+      const index = visit.shares.findIndex(({ policy }) => policy.name === name);
       return index < 0 ? [] : [[visit, index] as const];
     });
     // The oldest are filled first. The newest has the rest, also if that is more than it took.
@@ -596,6 +588,7 @@ function giveBack(passage: Passage, own: readonly Visit[]): void {
       met.rows = met.rows?.map((row) => ({ ...row, remaining: row.remaining + units }));
     }
   }
+  passage.visits = passage.visits.filter(({ asked }) => !asked.givesBack);
 }
 
 /** The decision on a request that asked for a place, and the place. */
