@@ -151,7 +151,7 @@ test("the recipe for limits that change: counts stay", async () => {
 
 test("the recipe for Prometheus counts refusals by policy, dry runs too", async () => {
   register.clear();
-  const { guard } = await imported<Guarded>("onLimited =", "export { guard };");
+  const { guard } = await imported<Guarded>("prom-client", "export { guard };");
   await waitFor("a refusal", async () => !(await guard.take({ ...asked } as Request)).allowed);
   const counted = await register.metrics();
   for (const [policy, isAllowed] of Object.entries({ requests: false, trial: true })) {
