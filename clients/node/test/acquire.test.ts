@@ -1,7 +1,9 @@
 // Waiting for a limit.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { describe, test } from "node:test";
+import { promisify } from "node:util";
 import { acquire, type AcquireOptions, type Quotas, type Sender, withClock } from "redis-rl";
 import { ALGORITHMS, calls, clock, command, Server, type Client, onOneServer, waitFor } from "./harness.js";
 
@@ -146,6 +148,32 @@ describe("acquire", () => {
     );
   });
 
+  test("a hundred of two processes wait for a bucket of one each 20 ms: a command each, each process in order", async () => {
+    const program = `import { createClient } from "redis";
+      import { acquire } from "redis-rl";
+      const client = await createClient({ url: "${server.url}" }).connect();
+      const served = [];
+      const wait = async (i) => served.push([i, (await acquire(client, "bucket", "key", "1/20ms")).at]);
+      await Promise.all(Array.from({ length: 50 }, (_, i) => wait(i)));
+      console.log(JSON.stringify(served));
+      client.destroy();`;
+    const options = { cwd: import.meta.dirname, timeout: 60_000 };
+    const run = () => promisify(execFile)("node", ["--input-type=module", "--eval", program], options);
+    const served = (await Promise.all([run(), run()])).map(
+      ({ stdout }) => JSON.parse(stdout) as [i: number, at: number][],
+    );
+    for (const each of served)
+      assert.deepEqual(
+        each.map(([i]) => i),
+        Array.from({ length: 50 }, (_, i) => i),
+      );
+    // Each as of a time of its own by the server's clock.
+    const times = served.flat().map(([, at]) => at);
+    times.sort((a, b) => a - b);
+    for (let i = 1; i < times.length; i++) assert.ok(Number(times[i]) - Number(times[i - 1]) >= 20);
+    assert.equal(await calls(server, "RL.BUCKET"), 100);
+  });
+
   test("who leaves a bucket's turn gives it back as of its time, and who is too late does not wait", async () => {
     const abort = new AbortController();
     await acquire(client, "bucket", "key", "1/h");
@@ -172,10 +200,29 @@ describe("acquire", () => {
     await client.rl.log("key", "1/h");
     const ends = [new AbortController(), new AbortController()] as const;
     const [first, next] = ends.map(({ signal }) => acquire(client, "log", "key", "1/h", { signal }));
-    const refused = await acquire(client, "log", "key", "1/h", { timeoutMs: 1000 });
-    assert.equal(refused.limited, true);
+    // At the same time as the others, later, with no time, and in vain.
+    for (const options of [{ timeoutMs: 1000 }, { timeoutMs: 1000 }, { timeoutMs: 0 }, { cost: 2 }]) {
+      const { limited, retryAfterMs } = await acquire(client, "log", "key", "1/h", options);
+      assert.deepEqual([limited, (retryAfterMs ?? 0) > 3_000_000], [true, options.cost !== 2]);
+    }
+    assert.equal(await calls(server, "RL.LOG"), 3);
+    assert.equal(await calls(server, "RL.ALL"), 1);
     for (const end of ends) end.abort();
     for (const each of [first, next]) await assert.rejects(each as Promise<unknown>, { name: "AbortError" });
+  });
+
+  test("an error of Redis ends the wait of all, and once it is away nobody is asked for", async () => {
+    let count = 0;
+    const sender: Sender = {
+      send: async () => {
+        count++;
+        throw new Error("connect ECONNREFUSED");
+      },
+    };
+    const waiting = Array.from({ length: 9 }, () => acquire(sender, "log", "key", "1/h"));
+    for (const each of waiting) await assert.rejects(each, /ECONNREFUSED/);
+    // One is the probe.
+    assert.ok(count <= 2, String(count));
   });
 
   test("arguments that make no sense are refused, and an error of Redis is passed on", async () => {

@@ -1,28 +1,20 @@
 // Waiting until a limit allows a request.
 
-import { type Asker, askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type Clock, type ClockOption, type Now } from "../commands/clock.js";
+import { askerOf, type Asking } from "../lines/asker.js";
 import {
   type Algorithm,
   checkedAlgorithm,
   checkedKey,
   type Key,
-  rl,
   type Verdict,
-  wordsOf,
 } from "../commands/commands.js";
-import { Driver, onAbort } from "./driver.js";
+import { Driver } from "./driver.js";
+import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { nameOf } from "../keys/keys.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_WINDOW_MS, type Quotas, time, whole } from "../commands/quota.js";
-
-/** Options of those who wait. */
-export interface WaitOptions extends ClockOption {
-  /** Waits in place of a timer, for a test that moves its clock here. */
-  sleep?: ((ms: number) => Promise<unknown>) | undefined;
-}
 
 export interface AcquireOptions extends WaitOptions {
   /** Units of the request; 1 if left out. */
@@ -32,8 +24,6 @@ export interface AcquireOptions extends WaitOptions {
    * answer for a second, that is an error.
    */
   timeoutMs?: number | undefined;
-  /** Ends the wait. Any units taken are given back. */
-  signal?: AbortSignal | undefined;
 }
 
 /** Milliseconds without an answer after which Redis counts as away. */
@@ -57,181 +47,107 @@ export async function acquire(
     timeoutMs = Infinity,
     signal,
     clock,
-    sleep,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
-  const asker = askerOf(client, TIMEOUT_MS);
+  const lines = linesOf(client, clock);
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
-  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0);
+  const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
+  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0, withinMs);
   const share = { key: checkedKey(key), rules, cost };
-  const now = timeOf(asker, clock);
-  const waits = { share, endMs: now() + timeoutMs, signal, sleep };
   signal?.throwIfAborted();
-  return new Promise((resolve, reject) => {
-    const waiter = { ...waits, resolve, reject };
-    if (algorithm === "bucket" && timeoutMs >= 1)
-      inTurn(asker, waiter, now, timeoutMs, clock && Math.floor(now()));
-    else lineOf(client, asker, clock, nameOf(rules, share.key)).join(waiter);
-  });
+  const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);
+  if (withinMs > 0) return takenAhead(waiter, share);
+  // Who has no time to wait, or waits in vain, does not stand in line.
+  if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, new Request([share]), cost);
+  return inLine(lines.of(nameOf(rules, share.key)), waiter, share);
 }
 
-/** One who waits. */
-interface Waiter extends Pick<AcquireOptions, "signal" | "sleep"> {
-  readonly share: Share;
-  readonly endMs: number;
-  resolve: (verdict: Verdict) => void;
-  reject: (reason: unknown) => void;
+async function ask(
+  { driver, options: { signal } }: Waiter,
+  request: Request,
+  cost: number,
+): Promise<Verdict> {
+  return verdictOf(await driver.decide(request, signal), cost);
 }
 
-/** Takes units of a bucket ahead, and waits until they are there. Who leaves before gives them back, once. */
-function inTurn(asker: Asker, waiter: Waiter, now: Now, timeoutMs: number, at: number | undefined): void {
-  const { share, endMs, signal } = waiter;
-  const { key, rules, cost } = share;
-  const withinMs = Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS);
-  let verdict: Verdict | undefined;
-  let isGone = false;
-  let stop = () => {};
-  const wordsFor = (options: object) => wordsOf(rl.bucket, asker.prefix, [key, rules.quotas, options]);
-  const giveBack = () => {
-    isGone = true;
-    if (verdict?.taken) asker.send(wordsFor({ cost: -verdict.taken, at: verdict.at })).catch(() => undefined);
-  };
-  const forget = onAbort(signal, (reason) => {
-    forget();
-    stop();
-    giveBack();
-    waiter.reject(reason);
-  });
-  const end = (verdict: Verdict) => {
-    forget();
-    waiter.resolve(verdict);
-  };
-  const replied = (reply: unknown) => {
-    verdict = rl.bucket.transformReply(reply as never);
-    const { limited, retryAfterMs } = verdict;
-    const isLate = now() + (retryAfterMs ?? 0) > endMs;
-    if (isGone || (isLate && !limited)) giveBack();
-    if (limited) end(verdict);
-    else if (isLate) end({ ...verdict, allowed: false, limited: true, taken: 0 });
-    else if (!isGone && retryAfterMs === null) end(verdict);
-    else if (!isGone)
-      stop = sleep(asker, waiter, retryAfterMs ?? 0, () =>
-        end({ ...(verdict as Verdict), retryAfterMs: null }),
-      );
-  };
-  asker
-    .send(wordsFor({ cost, withinMs, at }))
-    .then(replied)
-    .catch((error: unknown) => {
-      forget();
-      waiter.reject(error);
-    });
-}
-
-/** Those of a process who wait for a key, in order. The first asks, and sleeps as long as it is told. */
-class Line {
-  readonly #waiting: Waiter[] = [];
-  /** Ends what the first is waiting for: a reply, or its sleep. */
-  #stop: (() => void) | undefined;
-
-  constructor(
-    readonly asker: Asker,
-    readonly clock: Clock | Now | undefined,
-    readonly onEmpty: () => void,
-  ) {}
-
-  join(waiter: Waiter): void {
-    const { resolve, reject } = waiter;
-    const forget = onAbort(waiter.signal, (reason) => {
-      const isFirst = this.#waiting[0] === waiter;
-      waiter.reject(reason);
-      if (isFirst) this.#next();
-    });
-    const leave = () => {
-      forget();
-      const i = this.#waiting.indexOf(waiter);
-      if (i >= 0) this.#waiting.splice(i, 1);
-    };
-    waiter.resolve = (verdict) => {
-      leave();
-      resolve(verdict);
-    };
-    waiter.reject = (reason) => {
-      leave();
-      reject(reason);
-    };
-    if (this.#waiting.push(waiter) === 1) this.#next();
+/** Takes units of a bucket ahead, and waits until they are there. Who leaves before gives them back. */
+async function takenAhead(waiter: Waiter, share: Share): Promise<Verdict> {
+  const { driver, endMs, options } = waiter;
+  const request = new Request([share]);
+  const verdict = await ask(waiter, request, share.cost);
+  if (verdict.limited) return verdict;
+  const dueMs = driver.known() + (verdict.retryAfterMs ?? 0);
+  if (dueMs > endMs) {
+    void driver.giveBack(request);
+    return { ...verdict, allowed: false, limited: true, taken: 0 };
   }
+  try {
+    if (verdict.retryAfterMs !== null) await waiter.sleep(dueMs);
+    options.signal?.throwIfAborted();
+  } catch (error) {
+    void driver.giveBack(request);
+    throw error;
+  }
+  return { ...verdict, retryAfterMs: null };
+}
 
-  /** The first asks now. */
-  #next(): void {
-    this.#stop?.();
-    this.#stop = undefined;
-    const [first] = this.#waiting;
-    if (first === undefined) {
-      this.onEmpty();
-      return;
-    }
-    // The caller learns of an outage by the error.
-    const driver = new Driver(this.asker, 0, this.clock, () => {});
-    const request = new Request([first.share]);
-    this.#stop = () => void driver.giveBack(request);
-    driver.ask(request, (answer) => {
-      this.#stop = undefined;
-      if (!(answer instanceof Error)) {
-        this.#told(first, verdictOf(answer, first.share.cost));
-        return;
+/** Stands in line. The first asks, and sleeps as long as it is told. */
+async function inLine(line: Line, waiter: Waiter, share: Share): Promise<Verdict> {
+  const { driver, endMs, options } = waiter;
+  line.add(waiter);
+  try {
+    for (;;) {
+      // Nobody behind the first is served before it.
+      while (line.first !== waiter) {
+        if (line.dueMs > endMs)
+          return { ...(line.refusal as Verdict), retryAfterMs: line.dueMs - driver.known() };
+        await waiter.sleep(Infinity);
       }
-      for (const each of [...this.#waiting]) each.reject(answer);
-      this.onEmpty();
-    });
-  }
-
-  #told(first: Waiter, verdict: Verdict): void {
-    const { allowed, retryAfterMs } = verdict;
-    if (allowed || retryAfterMs === null) {
-      first.resolve(verdict);
-      this.#next();
-      return;
+      options.signal?.throwIfAborted();
+      const verdict = await ask(waiter, new Request([share]), share.cost);
+      const { allowed, retryAfterMs } = verdict;
+      const dueMs = driver.known() + (retryAfterMs ?? Infinity);
+      if (allowed || retryAfterMs === null || dueMs > endMs) return verdict;
+      line.refused(verdict, dueMs);
+      await waiter.sleep(dueMs);
     }
-    // Nobody behind the first is served before it.
-    const atMs = timeOf(this.asker, this.clock)() + retryAfterMs;
-    for (const each of this.#waiting.filter(({ endMs }) => endMs < atMs)) each.resolve(verdict);
-    const [next] = this.#waiting;
-    if (next === undefined) this.onEmpty();
-    else this.#stop = sleep(this.asker, next, retryAfterMs, () => this.#next());
+  } finally {
+    if (line.leave(waiter)) line.next();
   }
 }
 
-const lines = new WeakMap<object, Map<Clock | Now | undefined, Map<string, Line>>>();
+/** Those who wait for a key. */
+class Line extends Queue {
+  /** What the first was told last. */
+  refusal: Verdict | undefined;
 
-function lineOf(client: Asking, asker: Asker, clock: Clock | Now | undefined, name: string): Line {
-  const byClock = lines.get(client) ?? new Map<Clock | Now | undefined, Map<string, Line>>();
-  const byName = byClock.get(clock) ?? new Map<string, Line>();
-  lines.set(client, byClock.set(clock, byName));
-  let line = byName.get(name);
-  if (line === undefined) {
-    const end = () => byName.delete(name) && byName.size === 0 && byClock.delete(clock);
-    byName.set(name, (line = new Line(asker, clock, end)));
+  /** The first sleeps until `dueMs`. For those whose time is over by then this is the answer. */
+  refused(refusal: Verdict, dueMs: number): void {
+    this.refusal = refusal;
+    this.dueMs = dueMs;
+    for (const each of this) if (each.endMs < dueMs) each.wake?.();
   }
-  return line;
+
+  /** The first has left. What it was told says nothing of the next, whose cost may be another. */
+  next(): void {
+    this.dueMs = 0;
+    this.wake();
+  }
 }
 
-/** Sleeps as one who waits does. Returns what ends it. */
-function sleep({ after }: Asker, { sleep, reject }: Waiter, ms: number, call: () => void): () => void {
-  if (sleep === undefined) return after(ms, call);
-  let isOver = false;
-  const wake = () => isOver || call();
-  sleep(ms).then(wake, (reason: unknown) => {
-    reject(reason);
-    wake();
-  });
-  return () => {
-    isOver = true;
-  };
+class Lines extends Map<string, Line> {
+  constructor(readonly driver: Driver) {
+    super();
+  }
+
+  of(name: string): Line {
+    const line = this.get(name) ?? new Line(() => this.delete(name));
+    this.set(name, line);
+    return line;
+  }
 }
 
-/** The time by which those who use this asker wait. */
-export function timeOf(asker: Asker, clock: Clock | Now | undefined): Now {
-  return clock === undefined ? (asker.clock ?? (() => performance.now())) : checkedClock(clock);
-}
+// Nothing is logged: the caller learns of an outage by the error.
+const linesOf = forEach(
+  (client, clock) => new Lines(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {})),
+);

@@ -1,10 +1,10 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import type { Clock, Now } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
-import { TIMEOUT_MS, timeOf, type WaitOptions } from "./acquire.js";
+import { TIMEOUT_MS } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
+import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
 import { nameOf } from "../keys/keys.js";
@@ -22,8 +22,6 @@ export interface HoldOptions extends WaitOptions {
   ttlMs?: number | undefined;
   /** Milliseconds to wait for a place; 0 if left out, and then it is asked for once. */
   timeoutMs?: number | undefined;
-  /** Ends the wait, and what was taken by then goes back. A place that is held stays held. */
-  signal?: AbortSignal | undefined;
   /** Called once, with the key, if a place could not be renewed for so long that another may hold it by now. */
   onLate?: ((key: Key) => void) | undefined;
 }
@@ -77,7 +75,7 @@ export async function hold<T>(
 ): Promise<Hold | T> {
   return during(given, last, async (options) => {
     const wanted = wantedOf(checkedKey(key), limit, options);
-    return takePlace(Places.of(client, wanted.clock), wanted);
+    return takePlace(Places.of(client, wanted.options.clock), wanted);
   });
 }
 
@@ -101,44 +99,45 @@ export async function during<P extends Hold, O, T>(
 }
 
 /** A place that is wanted. */
-export interface Wanted extends Pick<HoldOptions, "signal" | "onLate" | "clock" | "sleep"> {
+export interface Wanted {
   readonly key: Key;
   readonly forMs: number;
   readonly timeoutMs: number;
   /** How it is taken, and how it is renewed: the limit may be lower by then, and what is held must be renewed. */
   readonly taking: Rules;
-  readonly renewing: Rules;
+  readonly renewing: () => Rules;
+  readonly options: HoldOptions;
 }
 
 /** What is wanted by these arguments, which are checked. */
 export function wantedOf(key: Key, limit: number, options: HoldOptions = {}): Wanted {
-  const { ttlMs = 30_000, timeoutMs = 0, ...others } = checkedOptions("hold", OPTIONS.hold, options);
+  const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
   return {
-    ...others,
     key,
     forMs,
     timeoutMs: time("timeoutMs", timeoutMs),
     taking: rulesOf(limit),
-    renewing: rulesOf(MAX_LIMIT),
+    renewing: () => rulesOf(MAX_LIMIT),
+    options,
   };
 }
 
 /** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
 export async function takePlace(places: Places, wanted: Wanted): Promise<Hold> {
-  const { key, forMs, timeoutMs, signal, onLate, clock, sleep, taking, renewing } = wanted;
+  const { key, forMs, timeoutMs, taking, renewing, options } = wanted;
+  const { signal, onLate } = options;
+  const { driver } = places;
   places.renew();
-  const now = timeOf(places.driver.asker, clock);
-  const endMs = now() + timeoutMs;
   const name = nameOf(taking, key);
-  const waiter: Waiter = { name, sleep, signal, wake: undefined, poll: undefined, isWoken: false };
+  const waiter = new WaitingForPlace(driver, driver.known() + timeoutMs, options);
   // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
-  let asks = timeoutMs === 0 || !places.areWaiting(name);
+  let asks = timeoutMs === 0 || !places.waiting.has(name);
   try {
     for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
       // It may have been woken for a place that is free.
-      if (signal?.aborted === true) places.wake(name);
+      if (signal?.aborted === true) places.waiting.get(name)?.wake();
       signal?.throwIfAborted();
       if (asks) {
         const place = new HeldPlace(places, key, name, forMs, renewing, onLate);
@@ -146,53 +145,82 @@ export async function takePlace(places: Places, wanted: Wanted): Promise<Hold> {
         waiter.isWoken = false;
         await place.take(taking, signal);
         waiter.isWoken = isWoken && place.held;
-        if (place.held || now() >= endMs) return place;
+        if (place.held || driver.known() >= waiter.endMs) return place;
       }
       asks = true;
-      await places.wait(waiter, mostMs * (0.5 + Math.random() / 2), endMs - now());
+      await places.waitersOf(name).wait(waiter, mostMs * (0.5 + Math.random() / 2));
     }
   } finally {
-    places.leave(waiter);
+    places.waiting.get(name)?.left(waiter);
   }
 }
 
-/** One who waits for a place: of the same name are those of the same key, limit and time. */
-interface Waiter extends Pick<HoldOptions, "sleep" | "signal"> {
-  readonly name: string;
-  /** Wakes it while it sleeps. */
-  wake: (() => void) | undefined;
-  /** Has it poll while it sleeps. */
-  poll: (() => void) | undefined;
+class WaitingForPlace extends Waiter {
   /** Whether it was woken for a place that was given back here, and has taken it. */
-  isWoken: boolean;
+  isWoken = false;
 }
 
-class Waiters extends Set<Waiter> {
+/** Those who wait for a place: of the same key, limit and time. The first polls for all, so thousands may wait. */
+class Waiters extends Queue<WaitingForPlace> {
   /** Places that were given back here while they waited. */
-  freed = 0;
-  /** When one of them polls next. */
-  pollAtMs = 0;
+  #freed = 0;
+
+  /** Sleeps until it is woken or its time is over; for at most `pollMs` if it polls. Rejects if the signal aborts. */
+  wait(waiter: WaitingForPlace, pollMs: number): Promise<void> {
+    this.add(waiter);
+    const nowMs = waiter.driver.known();
+    const polls = this.first === waiter;
+    // The more wait, the more often one polls.
+    const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / this.size));
+    if (polls && this.dueMs <= nowMs) this.dueMs = Math.floor(nowMs + mostMs);
+    waiter.isWoken = false;
+    return waiter.sleep(polls ? Math.min(this.dueMs, waiter.endMs) : waiter.endMs);
+  }
+
+  /** A place has been given back here, so one who waits for it asks at once. */
+  freed(): void {
+    if (++this.#freed % ONE_FOR_OTHERS !== 0) {
+      const woken = this.wake();
+      if (woken !== undefined) woken.isWoken = true;
+      return;
+    }
+    // The place does not stay free for long if no other process has taken it.
+    const { first } = this;
+    const leftMs = Math.floor(LEFT_MS * (0.5 + Math.random()));
+    if (first !== undefined) this.dueMs = Math.min(this.dueMs, first.driver.known() + leftMs);
+    this.#poll();
+  }
+
+  /**
+   * This one asks no more. If it polled, the next one polls from then on, and asks at once if more places may be free.
+   * After a place that was given back here it does not: the places that were left are for others.
+   */
+  left(waiter: WaitingForPlace): void {
+    if (!this.leave(waiter)) return;
+    if (waiter.isWoken) this.#poll();
+    else this.wake();
+  }
+
+  #poll(): void {
+    const { first } = this;
+    first?.until?.(Math.min(this.dueMs, first.endMs));
+  }
 }
 
 /** The places that are held through one driver. They share a timer. */
 export class Places {
-  static readonly #all = new WeakMap<object, WeakMap<object, Places>>();
+  /** Those that are held through one client by one clock. */
+  static readonly of = forEach(
+    (client, clock) =>
+      new Places(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
+  );
   readonly #held = new Set<HeldPlace>();
-  /** Those who wait, by name, in the order in which they came. The first polls for all, so thousands may wait. */
-  readonly #waiting = new Map<string, Waiters>();
+  readonly waiting = new Map<string, Waiters>();
   readonly #alarm = new Alarm(
     () => this.driver.known(),
     () => this.#tick(),
     TOGETHER_MS,
   );
-
-  static of(client: Asking, clock: Clock | Now | undefined): Places {
-    const byClock = Places.#all.get(client) ?? new WeakMap<object, Places>();
-    const driver = () => new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
-    const places = byClock.get(clock ?? Places) ?? new Places(driver());
-    Places.#all.set(client, byClock.set(clock ?? Places, places));
-    return places;
-  }
 
   constructor(readonly driver: Driver) {}
 
@@ -208,88 +236,10 @@ export class Places {
     this.#alarm.set(held.place.dueMs);
   }
 
-  areWaiting(name: string): boolean {
-    return this.#waiting.has(name);
-  }
-
-  /** Sleeps until it is woken or its time is over; for at most `pollMs` if it polls. Rejects if the signal aborts. */
-  wait(waiter: Waiter, pollMs: number, leftMs: number): Promise<void> {
-    const { name, sleep, signal } = waiter;
-    signal?.throwIfAborted();
-    const waiting = this.#waiting.get(name) ?? new Waiters();
-    waiting.add(waiter);
-    this.#waiting.set(name, waiting);
-    const [poller] = waiting;
-    const nowMs = this.driver.known();
-    const endMs = nowMs + leftMs;
-    // The more wait, the more often one polls.
-    const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / waiting.size));
-    if (poller === waiter && waiting.pollAtMs <= nowMs) waiting.pollAtMs = Math.floor(nowMs + mostMs);
-    waiter.isWoken = false;
-    return new Promise((resolve, reject) => {
-      let stop: (() => void) | undefined;
-      const end = (settle: () => void) => {
-        // A sleep of the caller's goes on after it was woken.
-        if (waiter.wake !== wake) return;
-        waiter.wake = waiter.poll = undefined;
-        stop?.();
-        forget();
-        settle();
-      };
-      const wake = () => end(resolve);
-      const fail = (reason: unknown) => end(() => reject(reason));
-      const until = (dueMs: number) => {
-        stop?.();
-        const ms = Math.max(0, Math.min(dueMs, endMs) - this.driver.known());
-        if (sleep !== undefined) void sleep(ms).then(wake, fail);
-        else if (ms < Infinity) stop = this.driver.asker.after(ms, wake);
-      };
-      const forget = onAbort(signal, fail);
-      waiter.wake = wake;
-      waiter.poll = () => until(waiting.pollAtMs);
-      until(poller === waiter ? waiting.pollAtMs : Infinity);
-    });
-  }
-
-  /** A place has been given back here, so one who waits for it asks at once. */
-  freed(name: string): void {
-    const waiting = this.#waiting.get(name);
-    if (waiting === undefined) return;
-    if (++waiting.freed % ONE_FOR_OTHERS !== 0) {
-      this.wake(name, true);
-      return;
-    }
-    // The place does not stay free for long if no other process has taken it.
-    const [poller] = waiting;
-    waiting.pollAtMs = Math.min(
-      waiting.pollAtMs,
-      this.driver.known() + Math.floor(LEFT_MS * (0.5 + Math.random())),
-    );
-    poller?.poll?.();
-  }
-
-  /** The one that has waited longest asks at once. */
-  wake(name: string, isFreed = false): void {
-    for (const waiter of this.#waiting.get(name) ?? []) {
-      if (waiter.wake === undefined) continue;
-      waiter.wake();
-      waiter.isWoken = isFreed;
-      return;
-    }
-  }
-
-  /**
-   * This one asks no more. If it polled, the next one polls from then on, and asks at once if more places may be free.
-   * After a place that was given back here it does not: the places that were left are for others.
-   */
-  leave(waiter: Waiter): void {
-    const waiting = this.#waiting.get(waiter.name);
-    const [poller, next] = waiting ?? [];
-    waiting?.delete(waiter);
-    if (waiting?.size === 0) this.#waiting.delete(waiter.name);
-    if (poller !== waiter) return;
-    if (waiter.isWoken) next?.poll?.();
-    else this.wake(waiter.name);
+  waitersOf(name: string): Waiters {
+    const waiters = this.waiting.get(name) ?? new Waiters(() => this.waiting.delete(name));
+    this.waiting.set(name, waiters);
+    return waiters;
   }
 
   #tick(): void {
@@ -317,7 +267,7 @@ class HeldPlace implements Hold {
     readonly key: Key,
     readonly name: string,
     forMs: number,
-    readonly renewing: Rules,
+    readonly renewing: () => Rules,
     readonly onLate: HoldOptions["onLate"],
   ) {
     this.place = new Place(forMs, places.driver.known());
@@ -379,7 +329,7 @@ class HeldPlace implements Hold {
   /** Does what `Place` says. */
   #follow(says: readonly Says[]): void {
     for (const say of says) {
-      if (say === "take") this.#ask(this.renewing);
+      if (say === "take") this.#ask(this.renewing());
       // An error thrown by `onLate` must not stop the other places that share this timer.
       else if (say === "late") outside(() => queueMicrotask(() => this.onLate?.(this.key)));
       else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
@@ -392,6 +342,6 @@ class HeldPlace implements Hold {
     const given = this.places.driver.giveBack(request);
     if (this.place.state !== "over") return;
     this.#given.push(given);
-    this.places.freed(this.name);
+    this.places.waiting.get(this.name)?.freed();
   }
 }

@@ -56,7 +56,8 @@ export class Command {
   get #isSingle(): boolean {
     if (this.size > 0 || this.shares.length > 1 || this.settles) return this.size > 0;
     const [share] = this.shares as [Share];
-    return this.request === undefined || (share.cost === 1 && share.rules.quotas.length === 1);
+    const { quotas, withinMs } = share.rules;
+    return this.request === undefined || withinMs > 0 || (share.cost === 1 && quotas.length === 1);
   }
 
   /** The command as words. It decides as of `now`, unless it names its own time; without both, at the server's time. */
@@ -64,9 +65,11 @@ export class Command {
     const at = this.at ?? now;
     if (!this.#isSingle) return this.#rows(prefix, at);
     const [{ key, rules, cost }] = this.shares as [Share];
-    const partial = this.request !== undefined;
+    const asks = this.request !== undefined;
     const units = cost + this.size;
-    const options = { cost: units === 1 ? undefined : units, partial, at };
+    const isAhead = asks && rules.withinMs > 0;
+    const how = isAhead ? { withinMs: rules.withinMs } : { partial: asks };
+    const options = { cost: units === 1 ? undefined : units, ...how, at };
     return wordsOf(rl[rules.algorithm], prefix, [key, rules.quotas, options]);
   }
 

@@ -18,12 +18,16 @@ export class Rules {
   /** The algorithm, limit and window of each quota, as a row of RL.ALL has them. */
   readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
-  /** `units` is the largest lease. A lease lasts for `forMs`, but at most for a twentieth of the shortest window. */
+  /**
+   * `units` is the largest lease. A lease lasts for `forMs`, but at most for a twentieth of the shortest window. With
+   * `withinMs` units of a bucket are taken that are there only then; such a request has one share.
+   */
   constructor(
     readonly algorithm: Algorithm,
     readonly quotas: readonly Quota[],
     forMs: number,
     readonly units: number,
+    readonly withinMs = 0,
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
     this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));

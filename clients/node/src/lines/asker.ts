@@ -40,7 +40,7 @@ export interface Asker {
 }
 
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
-  const ticks = Ticks.of(timeoutMs);
+  const ticks = new Ticks(timeoutMs);
   const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks, after };
   if (asking instanceof MemoryLimiter)
     return {
@@ -50,8 +50,9 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
       after: (ms, call) => asking.after(ms, call),
     };
   if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
-  const { prefix, slotOf, nodeOf, send } = connectionsOf(checkedClient(asking), ticks);
-  return { prefix, slotOf, nodeOf, send, ticks, after };
+  const connections = connectionsOf(checkedClient(asking), ticks);
+  const { prefix, slotOf, nodeOf, send } = connections;
+  return { prefix, slotOf, nodeOf, send, ticks: connections.ticks, after };
 }
 
 /** Other libraries' clients have a `send` too, with other arguments; but theirs is a method of a class. */

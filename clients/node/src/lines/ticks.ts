@@ -63,22 +63,19 @@ export interface Ticking {
   tick(): void;
 }
 
-/** One timer for all connections of the process that have the same timeout. It runs while any of them waits. */
+/**
+ * One timer for all connections of a client that have the same timeout. It runs while any of them waits. Clients share
+ * none: in Cloudflare's Workers a timer ends with the request that it was set in.
+ */
 export class Ticks {
-  static readonly #all = new Map<number, Ticks>();
   readonly #waiting = new Set<Ticking>();
   #isRunning = false;
 
-  /** The ticks of this timeout, which all its users share. Throws a `RangeError` unless it is more than 0. */
-  static of(timeoutMs: number): Ticks {
+  /** Throws a `RangeError` unless the timeout is more than 0. */
+  constructor(readonly timeoutMs: number) {
     if (!(timeoutMs > 0) || typeof timeoutMs !== "number")
       throw new RangeError("timeoutMs must be a number of more than 0");
-    let ticks = Ticks.#all.get(timeoutMs);
-    if (ticks === undefined) Ticks.#all.set(timeoutMs, (ticks = new Ticks(timeoutMs)));
-    return ticks;
   }
-
-  private constructor(readonly timeoutMs: number) {}
 
   begin(waiting: Ticking): void {
     this.#waiting.add(waiting);

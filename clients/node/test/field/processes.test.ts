@@ -83,3 +83,17 @@ for (const [runtime, words] of Object.entries({ bun: [], deno: ["run", "--allow-
     const { stdout } = await promisify(execFile)(bin(runtime), [...words, file], { timeout: 60_000 });
     assert.equal(stdout, ANSWERS);
   });
+
+test("bun: its own client is refused when a guard is made of it", async () => {
+  const program = `import { redis } from "bun";
+    import { Guard } from "redis-rl/express";
+    try {
+      new Guard(redis, "5/m");
+    } catch (error) {
+      console.log(String(error));
+    }`;
+  const file = new URL("../own-client.mjs", import.meta.url).pathname;
+  writeFileSync(file, program);
+  const { stdout } = await promisify(execFile)(bin("bun"), [file], { timeout: 60_000 });
+  assert.equal(stdout, "TypeError: a client is one of node-redis or of ioredis\n");
+});
