@@ -4,15 +4,15 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { afterEach, beforeEach, test } from "node:test";
 
-import { MemoryLimiter } from "redis-rl";
+import { Clock, MemoryLimiter } from "redis-rl";
 
 import { service } from "./app.js";
 
-let memory;
+let clock;
 let server;
 beforeEach(async () => {
-  memory = new MemoryLimiter();
-  server = service(memory).app.listen(0, "127.0.0.1");
+  clock = new Clock();
+  server = service(new MemoryLimiter({ clock })).app.listen(0, "127.0.0.1");
   await once(server, "listening");
 });
 afterEach(() => server.close());
@@ -26,7 +26,7 @@ const ask = (path, account, init = {}) =>
 test("the third search within ten seconds has to wait", async () => {
   for (const status of [200, 200, 429])
     assert.equal((await ask("/search")).status, status);
-  memory.advance(10_000);
+  clock.advance(10_000);
   assert.equal((await ask("/search")).status, 200);
 });
 

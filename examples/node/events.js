@@ -1,11 +1,11 @@
 // Streams of server-sent events, in Express: at most two at once for each account, in all processes together. A stream
-// holds its place until its last byte, or until the client hangs up.
+// holds its place until its last byte, or until the client hangs up. While Redis is away streams go on without one.
 
 import { pipeline } from "node:stream/promises";
 import { setTimeout as delay } from "node:timers/promises";
 
 import express from "express";
-import { hold } from "redis-rl";
+import { Guard } from "redis-rl/express";
 
 /** What is told: the time, every second, until nobody listens any more. */
 export async function* clock(signal) {
@@ -33,15 +33,19 @@ export async function stream(events, response) {
   });
 }
 
+// A stand-in for a login.
+export const accountOf = (request) => request.get("X-Account") || "nobody";
+
 /** The application, which holds places by this client. */
 export function service(redis, events = clock) {
+  const guard = new Guard(redis, [], { key: accountOf });
   const app = express();
   app.get("/events", async (request, response) => {
     const signal = closed(response);
-    const account = request.get("X-Account") || "nobody"; // a stand-in for a login
-    await hold(redis, `events:${account}`, 2, async (place) => {
-      if (place.held) await stream(events(signal), response);
-      else response.status(429).json({ message: "two streams are open" });
+    await guard.hold(request, "events", 2, async (place) => {
+      const { allowed, status, fields, body } = place;
+      if (allowed) await stream(events(signal), response);
+      else response.status(status).set(fields).send(body);
     });
   });
   return app;

@@ -2,12 +2,10 @@
 // estimate is taken first. What a reply has used is settled when it ends, also by a client that hangs up.
 
 import express from "express";
-import { hold } from "redis-rl";
 import { Guard } from "redis-rl/express";
 
-import { closed, stream } from "./events.js";
+import { accountOf, closed, stream } from "./events.js";
 
-const accountOf = (request) => request.get("X-Account") || "nobody"; // a stand-in for a login
 const wordsOf = (text) => text.split(/\s+/).filter(Boolean);
 
 const tokens = {
@@ -43,10 +41,10 @@ export function service(redis, model) {
   const text = express.text({ type: () => true });
   app.post("/replies", text, async (request, response) => {
     const signal = closed(response);
-    await hold(redis, `replies:${accountOf(request)}`, 2, async (place) => {
-      if (place.held) await reply(request, response, signal);
-      else
-        response.status(429).json({ message: "two replies are on their way" });
+    await guard.hold(request, "replies", 2, async (place) => {
+      const { allowed, status, fields, body } = place;
+      if (allowed) await reply(request, response, signal);
+      else response.status(status).set(fields).send(body);
     });
   });
   return app;

@@ -99,3 +99,22 @@ test("a reply costs what it used, also if the client hangs up, and holds a place
   );
   assert.equal(await used("replies:bob"), 0);
 });
+
+test("while Redis is away streams and replies go on without places", async () => {
+  const source = new Source();
+  source.told.push("hello", "end");
+  const away = { send: () => Promise.reject(new Error("away")) };
+  for (const [path, body, app] of [
+    ["/events", undefined, events(away, (signal) => source.listen(signal))],
+    ["/replies", "what", gateway(away, (_, signal) => source.listen(signal))],
+  ]) {
+    await start(app);
+    const answers = [];
+    for (let i = 0; i < 3; i++) answers.push(await ask(path, "bob", body));
+    for (const { response } of answers) {
+      assert.equal(response.status, 200);
+      assert.equal(await response.text(), 'data: "hello"\n\n');
+    }
+    if (path === "/events") server.close();
+  }
+});

@@ -1,6 +1,6 @@
 export { acquire, type AcquireOptions } from "./guard/acquire.js";
 export { clientAddress } from "./guard/address.js";
-export { type Clock, withClock } from "./commands/clock.js";
+export { Clock } from "./commands/clock.js";
 export {
   type Algorithm,
   type AllOptions,
@@ -16,6 +16,7 @@ export {
   type TakeOptions,
   type Verdict,
   type WindowInfo,
+  withClock,
   type Words,
 } from "./commands/commands.js";
 export { MemoryLimiter, type MemoryOptions } from "./memory/memory.js";

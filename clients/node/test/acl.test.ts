@@ -63,7 +63,7 @@ for (const [name, connect] of Object.entries(libraries)) {
       const policy = { name: "limit", quotas: "5/h", cost: 5, key: () => "key" };
       const guard = new Guard<express.Request>(asking, policy, {
         timeoutMs: 30_000,
-        onError: (error) => errors.push(error),
+        onOutage: (_, error) => errors.push(error),
       });
       const app = express();
       app.get("/", guard.middleware, async (request, response) => {

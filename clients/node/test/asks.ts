@@ -19,7 +19,7 @@ export const statusOf = (guard: Guard): Promise<number> =>
   guard.take({} as Request).then(({ status }) => status, failed);
 
 export function guarded(client: Asking, key: string, options: GuardOptions<Request>, lease = 0): Ask {
-  const guard = new Guard(client, { quotas, key, lease }, { onError: () => {}, ...options });
+  const guard = new Guard(client, { quotas, key, lease }, { ...options });
   return () => statusOf(guard);
 }
 

@@ -29,8 +29,8 @@ const open = opened();
 
 const AT_ONCE = 100;
 /** For requests that nothing will answer. */
-const IMPATIENT: GuardOptions<Request> = { timeoutMs: 50, onError: () => {} };
-const patient: GuardOptions<Request> = { ...PATIENT, onError: () => {} };
+const IMPATIENT: GuardOptions<Request> = { timeoutMs: 50 };
+const patient: GuardOptions<Request> = { ...PATIENT };
 
 const express = (client: Asking, options: GuardOptions<Request>, lease?: number) =>
   guarded(client, "key", options, lease);
@@ -340,7 +340,7 @@ test("warnings of errors: one at once, then one a second that tells how many", a
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const warned = t.mock.method(console, "warn", () => {});
   const away = { send: () => Promise.reject(new Error("WRONGTYPE of another kind")) };
-  const ask = express(away, { onError: undefined });
+  const ask = express(away, {});
   const told = () => {
     const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
     warned.mock.resetCalls();
@@ -352,7 +352,7 @@ test("warnings of errors: one at once, then one a second that tells how many", a
   await times(50, ask);
   assert.deepEqual(told(), text(1));
   // Those of another middleware count too.
-  await times(50, express(away, { onError: undefined }));
+  await times(50, express(away, {}));
   t.mock.timers.tick(999);
   assert.deepEqual(told(), []);
   t.mock.timers.tick(1);

@@ -172,7 +172,7 @@ const givers: Record<string, (client: Client, key: string, mute: () => void) => 
     const guard = new Guard(
       client,
       { quotas: "1000/h", key: () => key, cost: 10 },
-      { timeoutMs: PATIENT_MS, onError: () => {} },
+      { timeoutMs: PATIENT_MS },
     );
     const request = {} as Request;
     await guard.take(request);
@@ -265,7 +265,7 @@ describe("connections", () => {
               { name: "here", quotas: "100/h", key },
               { name: "away", quotas: "100/h", key: "{foo}" },
             ],
-            { fail: "closed", timeoutMs: 100, onError: () => {} },
+            { fail: "closed", timeoutMs: 100 },
           );
           await waitFor("connections", async () => (await statusOf(guard)) === 200);
           const before = await used(`here:${key}`, limiter);

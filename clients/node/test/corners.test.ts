@@ -6,7 +6,7 @@ import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import { runInNewContext } from "node:vm";
 import { build } from "esbuild";
-import { acquire, type Client, cmd, hold, MemoryLimiter, type Sender } from "redis-rl";
+import { acquire, type Client, Clock, cmd, hold, MemoryLimiter, type Sender } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
 import { Guard as FetchGuard } from "redis-rl/fetch";
 
@@ -93,16 +93,16 @@ describe("the time of tests", () => {
   });
 
   test("acquire and hold wait until a test has moved the time of a limiter in memory", async () => {
-    const memory = new MemoryLimiter();
-    memory.setTime(1_700_000_000_000);
+    const clock = new Clock();
+    const memory = new MemoryLimiter({ clock });
     await acquire(memory, "log", "key", "1/h");
     const waiting = acquire(memory, "log", "key", "1/h");
     await memory.log("places", "1/30s");
     const place = hold(memory, "places", 1, { timeoutMs: 3_600_000 });
     await turn();
-    memory.advance(3_599_999);
+    clock.advance(3_599_999);
     assert.equal((await place).held, true);
-    memory.advance(1);
+    clock.advance(1);
     assert.equal((await waiting).allowed, true);
   });
 });
@@ -142,11 +142,11 @@ describe("places", () => {
       seed = (Math.imul(seed, 1_664_525) + 1_013_904_223) >>> 0;
       return seed / 2 ** 32;
     });
-    const memory = new MemoryLimiter();
-    memory.setTime(1_700_000_000_000);
+    const clock = new Clock();
+    const memory = new MemoryLimiter({ clock });
     const times = {
-      clock: () => memory.now(),
-      sleep: (ms: number) => new Promise<void>((resolve) => void memory.after(ms, resolve)),
+      clock,
+      sleep: (ms: number) => new Promise<void>((resolve) => void clock.after(ms, resolve)),
     };
     const startMs = memory.now();
     const sent = { count: 0, due: 0 };
@@ -173,7 +173,7 @@ describe("places", () => {
     while (isAtWork) {
       do await turn();
       while (sent.due > 0);
-      memory.advance(1);
+      clock.advance(1);
     }
     await ended;
     const seconds = (memory.now() - startMs) / 1000;
@@ -186,11 +186,11 @@ describe("places", () => {
   });
 
   test("a block that computed for longer than its place lasts was late, although nothing came between", async () => {
-    const memory = new MemoryLimiter();
-    memory.setTime(1_700_000_000_000);
+    const clock = new Clock();
+    const memory = new MemoryLimiter({ clock });
     const late: unknown[] = [];
     const place = await hold(memory, "key", 1, { onLate: (key) => late.push(key) });
-    memory.advance(30_000);
+    clock.advance(30_000);
     await place.release();
     assert.deepEqual([place.late, late], [true, ["key"]]);
   });

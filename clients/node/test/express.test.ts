@@ -88,7 +88,6 @@ describe("express", () => {
   });
 
   test("a function of the request chooses a policy, several, or none", async () => {
-    const seen: string[][] = [];
     const free = { name: "free", quotas: "2/h" };
     const plans: Record<string, Policies | undefined> = {
       free,
@@ -104,9 +103,7 @@ describe("express", () => {
       (request: express.Request) => plans[String(request.query.plan)],
       async (request: express.Request) => plans[String(request.query.plan)],
     ]) {
-      await limited(choose, {
-        onDecision: (_, { policies }) => seen.push(Object.keys(policies)),
-      });
+      await limited(choose);
       assert.match((await get("/?plan=free")).limit ?? "", /^"free-1h";r=1;t=\d+$/);
       assert.match((await get("/?plan=paid")).policy ?? "", /^"paid-1h";q=5;w=3600, "burst-1h";q=2;w=3600$/);
       assert.match((await get("/?plan=text")).limit ?? "", /^"requests-1h";r=6;/);
@@ -114,7 +111,6 @@ describe("express", () => {
         const { status, policy, limit } = await get(`/?plan=${plan}`);
         assert.deepEqual([status, policy, limit], [200, null, null]);
       }
-      assert.deepEqual(seen.splice(0), [["free"], ["paid", "burst"], ["requests"]]);
       assert.equal(await asked(), 3);
       assert.equal(await command(server, "EXISTS", "free:{127.0.0.1}", "paid:{127.0.0.1}"), 2);
       await command(server, "FLUSHALL");
@@ -188,16 +184,16 @@ describe("express", () => {
   }
 
   test("64 quotas together are decided, and one more is an error of the application, also of chosen policies", async () => {
-    const errors: Error[] = [];
+    const outages: Error[] = [];
     const [most, more] = [policiesOf(64), policiesOf(65)];
     await limited((request) => (request.path === "/more" ? more : most), {
-      onError: (error) => errors.push(error),
+      onOutage: (_, error) => outages.push(error),
     });
     assert.match((await get()).limit ?? "", /"p7-8h";r=8;/);
     const { status, text } = await get("/more");
     assert.equal(status, 500);
     assert.match(text, /the policies of a request may have 64 quotas together/);
-    assert.deepEqual(errors, []);
+    assert.deepEqual(outages, []);
   });
 
   test("keys and costs may be functions, plain or asynchronous; without a key a request is not limited", async () => {
@@ -220,29 +216,38 @@ describe("express", () => {
     assert.equal((await get("/")).limit, null);
   });
 
-  test("onDecision is told of each decision, and what it throws is an error of the application", async () => {
+  test("onLimited is told of each refusal once, of remembered ones and of dry runs too", async () => {
     const told: [string, boolean, Decision["policies"]][] = [];
-    await limited(["1/h", { name: "bytes", quotas: "9/h", cost: 4 }], {
+    const policies = [
+      "2/h",
+      { name: "bytes", quotas: "99/h", cost: 4 },
+      { name: "trial", quotas: "1/h", dryRun: true },
+    ];
+    await limited(policies, {
       rememberMs: 3_600_000,
-      onDecision: (request, { allowed, policies }) => {
-        if (request.path === "/throws") throw new Error("of the application");
+      onLimited: (request, { allowed, policies }) => {
         told.push([request.path, allowed, policies]);
+        return allowed ? { status: 500 } : undefined;
       },
     });
-    for (const path of ["/a", "/b", "/c"]) await get(path);
+    const statuses = [];
+    for (const path of ["/a", "/b", "/c", "/d"]) statuses.push((await get(path)).status);
+    assert.deepEqual(statuses, [200, 200, 429, 429]);
     assert.deepEqual(
-      told.map(([path, allowed]) => [path, allowed]),
+      told.map(([path, allowed, policies]) => [
+        path,
+        allowed,
+        Object.keys(policies).filter((name) => policies[name]?.limited),
+      ]),
       [
-        ["/a", true],
-        ["/b", false],
-        ["/c", false],
+        ["/b", true, ["trial"]],
+        ["/c", false, ["requests", "trial"]],
+        ["/d", false, ["requests", "trial"]],
       ],
     );
-    assert.equal(await asked(), 2);
     const { requests, bytes } = told[1]?.[2] ?? {};
-    assert.deepEqual([requests?.limited, requests?.limit, requests?.remaining], [true, 1, 0]);
-    assert.deepEqual([bytes?.limited, bytes?.limit, bytes?.remaining], [false, 9, 5]);
-    assert.equal((await get("/throws")).status, 500);
+    assert.deepEqual([requests?.limited, requests?.limit, requests?.remaining], [true, 2, 0]);
+    assert.deepEqual([bytes?.limited, bytes?.limit, bytes?.remaining], [false, 99, 91]);
   });
 
   test("what a hook throws is an error of the application", async () => {
@@ -251,10 +256,8 @@ describe("express", () => {
     await get();
     assert.match((await get()).text, /Error: of the application/);
     await web?.stop();
-    await command(server, "FLUSHALL");
-    await command(server, "SET", "requests:{127.0.0.1}", "text");
-    await limited("1/h", { onError: () => {}, onAway: failing });
-    assert.equal((await get()).status, 500);
+    await limited({ quotas: "0/h", dryRun: true }, { onLimited: failing });
+    assert.match((await get()).text, /Error: of the application/);
   });
 
   test("an answer of a hook that cannot be sent is an error of the application", async () => {
@@ -331,30 +334,18 @@ describe("express", () => {
 
     test("Redis away further in, and a request that does not pass costs nothing", async () => {
       const away = { send: () => Promise.reject(new Error("away")) };
-      const silent = { onError: () => {} };
       const app = express();
       app.use(limit({ name: "requests", quotas: "100/h" }));
       app.get(
         "/closed",
-        new Guard(away, { name: "away", quotas: "5/h" }, { ...silent, fail: "closed" }).middleware,
+        new Guard(away, { name: "away", quotas: "5/h" }, { fail: "closed" }).middleware,
         answer,
       );
-      app.get(
-        "/answered",
-        new Guard(away, { name: "away", quotas: "5/h" }, { ...silent, onAway: () => ({ status: 418 }) })
-          .middleware,
-        answer,
-      );
-      app.get("/open", new Guard(away, { name: "away", quotas: "5/h" }, silent).middleware, answer);
+      app.get("/open", new Guard(away, { name: "away", quotas: "5/h" }).middleware, answer);
       web = await serve(app);
-      for (const [path, status] of [
-        ["/closed", 503],
-        ["/answered", 418],
-      ] as const) {
-        const refused = await get(path);
-        assert.deepEqual([refused.status, refused.limit], [status, '"requests-1h";r=100;t=3600']);
-        await waitFor("what goes back", async () => (await used("requests:{127.0.0.1}")) === 0);
-      }
+      const refused = await get("/closed");
+      assert.deepEqual([refused.status, refused.limit], [503, '"requests-1h";r=100;t=3600']);
+      await waitFor("what goes back", async () => (await used("requests:{127.0.0.1}")) === 0);
       assert.equal((await get("/open")).status, 200);
       assert.equal(await used("requests:{127.0.0.1}"), 1);
     });
@@ -370,7 +361,10 @@ describe("express", () => {
         await closed;
         next();
       });
-      guard = new Guard<express.Request>(client, [], { ...PATIENT, onError: (error) => failed.push(error) });
+      guard = new Guard<express.Request>(client, [], {
+        ...PATIENT,
+        onOutage: (_, error) => failed.push(error),
+      });
       app.use(limit({ name: "route", quotas: "100/h" }));
       web = await serve(app);
       await assert.rejects(fetch(web.url, { signal: gone.signal }));
@@ -414,16 +408,37 @@ describe("express", () => {
       assert.equal(await used("inner:{127.0.0.1}"), 2);
     });
 
-    test("two limits of one name would share a key: an error when a request meets both", async () => {
+    test("two policies of one name, or a middleware that stands twice: an error when a request meets both", async () => {
       const app = express();
-      const requests = { name: "requests", quotas: "3/h" };
-      app.use("/twice", limit(requests), limit(requests));
-      app.use("/once", limit(requests), answer);
+      const requests = { name: "requests", quotas: "9/h" };
+      const once = limit(requests);
+      app.use("/other", limit(requests), limit({ ...requests, quotas: "4/h" }));
+      app.use("/key", limit(requests), limit({ ...requests, key: "all" }));
+      app.use("/twice", once, once);
+      app.use("/once", once, answer);
       web = await serve(app);
-      const { status, text } = await get("/twice");
-      assert.equal(status, 500);
-      assert.match(text, /two policies of the name requests/);
+      for (const path of ["/other", "/key"]) {
+        const { status, text } = await get(path);
+        assert.equal(status, 500);
+        assert.match(text, /two policies of the name requests, or one with two keys/);
+      }
+      assert.match((await get("/twice")).text, /one middleware limits this request twice/);
       assert.equal((await get("/once")).status, 200);
+    });
+
+    test("a policy that two limits have counts a request twice, and the fields name it once", async () => {
+      const app = express();
+      const requests = { name: "requests", quotas: "4/h" };
+      app.get("/", limit(requests), limit(requests), answer);
+      web = await serve(app);
+      const answers = [await get(), await get(), await get()];
+      assert.deepEqual(
+        answers.map(({ status }) => status),
+        [200, 200, 429],
+      );
+      assert.equal(answers[0]?.policy, '"requests-1h";q=4;w=3600');
+      assert.equal(answers[0]?.limit, '"requests-1h";r=2;t=3600');
+      await waitFor("what goes back", async () => (await used("requests:{127.0.0.1}")) === 4);
     });
 
     test("two policies whose names and keys make one stored key: an error that names both", async () => {
@@ -649,7 +664,7 @@ describe("express", () => {
       send: (words) => (away ? Promise.reject(new Error("away")) : client.sendCommand(words)),
     };
     const policy = { quotas: "100/h", cost: 10, key: () => "key" };
-    const guard = new Guard(sender, policy, { ...PATIENT, onError: () => {} });
+    const guard = new Guard(sender, policy, { ...PATIENT });
     app.get("/", guard.middleware, async (request, response) => {
       away = false;
       await waitFor("Redis", async () => (await guard.take({} as never, undefined, 0)).fields.RateLimit);
@@ -681,14 +696,12 @@ describe("express", () => {
     for (const each of [client.rl, undefined]) {
       assert.throws(() => new Guard(each as unknown as AnyClient, "5/m"), /a client is one of/);
     }
-    const away = { fail: "closed", onAway: () => undefined } as const;
-    assert.throws(() => new Guard(client, "5/m", away), /name one/);
   });
 
   test("a setting that is undefined is as if it were left out, in strict types too", async () => {
     const unset = undefined;
     const policy = { name: unset, unit: unset, algorithm: unset, key: unset, cost: unset, lease: unset };
-    const hooks = { onAway: unset, onDecision: unset, onLimited: unset, onError: unset };
+    const hooks = { onLimited: unset, onOutage: unset };
     const common = { timeoutMs: unset, rememberMs: unset, clock: unset };
     await limited({ quotas: "2/h", ...policy }, { key: unset, fail: unset, ...hooks, ...common });
     assert.equal((await get()).limit, '"requests-1h";r=1;t=3600');

@@ -7,6 +7,7 @@ import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import {
   acquire,
+  Clock,
   type Client,
   hold,
   type Hold,
@@ -38,8 +39,8 @@ const open = opened();
 
 /** A limiter in memory, whose commands are noted and may fail. */
 function recorder() {
-  const memory = new MemoryLimiter();
-  memory.setTime(START);
+  const clock = new Clock(START);
+  const memory = new MemoryLimiter({ clock });
   const sent: string[] = [];
   const faults = { isAway: false, losesReplies: false, failsOnce: false };
   const sender: Sender = {
@@ -55,13 +56,12 @@ function recorder() {
       return reply;
     },
   };
-  const clock = () => memory.now();
   const asleep = new Set<{ ms: number; endMs: number; wake: () => void }>();
   const sleep = (ms: number) =>
     new Promise<void>((wake) => asleep.add({ ms, endMs: memory.now() + ms, wake }));
   /** Moves the clock, which no timer follows: the next one to ask finds what is due. */
   const pass = async (ms: number) => {
-    memory.advance(ms);
+    clock.advance(ms);
     for (const each of asleep) if (each.endMs <= memory.now() && asleep.delete(each)) each.wake();
     await hold(sender, "other", 0, { clock }).catch(() => {});
     await new Promise(setImmediate);
@@ -116,8 +116,8 @@ describe("a place", () => {
   });
 
   test("whose block ends while it is renewed leaves nothing taken", async () => {
-    const memory = new MemoryLimiter();
-    memory.setTime(START);
+    const clock = new Clock(START);
+    const memory = new MemoryLimiter({ clock });
     const { opened, open } = gate();
     let isHeldBack = false;
     const sender: Sender = {
@@ -127,10 +127,9 @@ describe("a place", () => {
         return reply;
       },
     };
-    const clock = () => memory.now();
     const place = await hold(sender, "key", 5, { clock });
     isHeldBack = true;
-    memory.advance(10_000);
+    clock.advance(10_000);
     await hold(sender, "other", 5, { clock });
     const released = place.release();
     assert.equal((await memory.info("key"))?.windows[0]?.used, 2);
@@ -140,13 +139,13 @@ describe("a place", () => {
   });
 
   test("is waited for by asking now and then, at last when the timeout is over", async () => {
-    const { take, memory, sent } = recorder();
+    const { take, clock, sent } = recorder();
     const places = await Promise.all(Array.from({ length: 5 }, () => take()));
     sent.length = 0;
     const slept: number[] = [];
     const sleep = async (ms: number) => {
       slept.push(ms);
-      memory.advance(ms);
+      clock.advance(ms);
     };
     assert.equal((await take({ timeoutMs: 5_000, sleep })).held, false);
     assert.equal(sent.length, slept.length + 1);
@@ -161,7 +160,7 @@ describe("a place", () => {
     assert.equal(Math.round(slept.reduce((sum, ms) => sum + ms)), 5_000);
     const waiting = take({
       timeoutMs: 60_000,
-      sleep: async () => (await places[0]?.release(), memory.advance(9)),
+      sleep: async () => (await places[0]?.release(), clock.advance(9)),
     });
     assert.equal((await waiting).held, true);
   });

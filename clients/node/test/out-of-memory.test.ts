@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { before, beforeEach, describe, test } from "node:test";
-import type { MemoryLimiter as Limiter, Words } from "redis-rl";
+import { Clock, type MemoryLimiter as Limiter, type Words } from "redis-rl";
 
 const PAGE = 65_536;
 const OUT_OF_MEMORY = "OOM command not allowed when this process is out of memory.";
@@ -74,11 +74,10 @@ beforeEach(() => {
 });
 
 /** A limiter with so many pages of memory more than it begins with. */
-function limiter(pages: number, maxKeys = 100_000): Limiter {
+function limiter(pages: number, clock: Clock, maxKeys = 100_000): Limiter {
   maxPages = memorySection().pages + pages;
-  const made = new MemoryLimiter({ maxKeys });
+  const made = new MemoryLimiter({ maxKeys, clock });
   maxPages = PAGE;
-  made.setTime(1_800_000_000_000);
   return made;
 }
 
@@ -139,20 +138,20 @@ function command(below: (below: number) => number): Words {
 
 describe("a limiter in memory whose memory ends", () => {
   test("whatever its size, every call is answered, and what is not refused is counted", async () => {
+    const clock = new Clock();
     let refused = 0;
     for (let pages = 0; pages < 80; pages += 3) {
       let made: Limiter;
       try {
-        made = limiter(pages, pages % 2 === 0 ? 20 : 100_000);
+        made = limiter(pages, clock, pages % 2 === 0 ? 20 : 100_000);
       } catch (error) {
         assert.match(String(error), new RegExp(OUT_OF_MEMORY));
         continue;
       }
-      const reference = new MemoryLimiter({ maxKeys: pages % 2 === 0 ? 20 : 100_000 });
+      const reference = new MemoryLimiter({ maxKeys: pages % 2 === 0 ? 20 : 100_000, clock });
       const below = randomly(pages);
       for (let i = 0; i < 1000; i++) {
-        made.advance([0, 1, 30, 2000][below(4)] as number);
-        reference.setTime(made.now());
+        clock.advance([0, 1, 30, 2000][below(4)] as number);
         const words = command(below);
         const reply = await ask(made, words);
         if (reply === OUT_OF_MEMORY) refused++;
@@ -169,7 +168,8 @@ describe("a limiter in memory whose memory ends", () => {
       ["SLIDING", 65_000],
       ["LOG", 65_000],
     ] as const) {
-      const made = limiter(100);
+      const clock = new Clock();
+      const made = limiter(100, clock);
       const name = (key: number) => `${key}:${"x".repeat(padding)}`;
       const take = (key: number) => ask(made, [`RL.${algorithm}`, name(key), "100", "1h"]);
       const fill = async () => {
@@ -180,7 +180,7 @@ describe("a limiter in memory whose memory ends", () => {
       for (let key = 0; key < keys; key++) assert.ok(Array.isArray(await take(key)), `${algorithm} ${key}`);
       assert.equal(await ask(made, ["DEL", name(3)]), 1);
       assert.ok(Array.isArray(await take(3)));
-      made.advance(10_000_000);
+      clock.advance(10_000_000);
       const again = await fill();
       assert.ok(again > 0.9 * keys, `${again} of ${keys}`);
       assert.equal(await ask(made, ["FLUSHALL"]), "OK");
@@ -189,7 +189,7 @@ describe("a limiter in memory whose memory ends", () => {
   });
 
   test("words have at most 65,536 bytes, and huge ones are refused before they are copied", async () => {
-    const made = limiter(100);
+    const made = limiter(100, new Clock());
     const take = (key: string | Buffer) => ask(made, ["RL.LOG", key, "5", "1m"]);
     const fit = ["x".repeat(65_536), Buffer.alloc(65_536), "é".repeat(32_768), "€".repeat(21_845)];
     for (const key of fit) assert.deepEqual(await take(key), [0, 5, 4, -1, 60_000]);
@@ -217,7 +217,7 @@ describe("a limiter in memory whose memory ends", () => {
 
   test("an error repeats the name of an unknown command, whatever its bytes", async () => {
     assert.match(
-      String(await ask(limiter(100), [Buffer.from([255, 13, 10, 65])] as unknown as Words)),
+      String(await ask(limiter(100, new Clock()), [Buffer.from([255, 13, 10, 65])] as unknown as Words)),
       /^ERR unknown command '\ufffd  A'/,
     );
   });

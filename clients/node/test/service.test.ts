@@ -51,7 +51,7 @@ for (const [framework, serve] of Object.entries(services)) {
       open.push(stop);
       for (const fail of ["open", "closed"] as const) {
         const errors: Error[] = [];
-        const service = await start(serve, client, { fail, onError: (error) => errors.push(error) });
+        const service = await start(serve, client, { fail, onOutage: (_, error) => errors.push(error) });
         await check(service, table.away[fail]);
         // The reason is the library's own.
         for (const error of errors) assert.equal((error as { code?: string }).code, "ECONNREFUSED");
@@ -105,26 +105,6 @@ for (const [framework, serve] of Object.entries(services)) {
       }
       assert.match(refused.headers.get("Content-Type") ?? "", /^text\/plain/);
       assert.equal(await refused.text(), "GET /search-10s");
-    });
-
-    test("onAway lets a request pass, or answers it", async () => {
-      await command(server, "SET", "everybody:all", "text");
-      const errors: string[] = [];
-      let pass = false;
-      const service = await start(serve, client, {
-        ...PATIENT,
-        onError: ({ message }) => errors.push(message),
-        onAway: () =>
-          pass ? undefined : { status: 500, fields: { "Retry-After": "7" }, body: { reason: "away" } },
-      });
-      const away = await service.ask("GET", "/");
-      assert.deepEqual([away.status, away.headers.get("Retry-After")], [500, "7"]);
-      assert.match(away.headers.get("Content-Type") ?? "", /^application\/json/);
-      assert.deepEqual(await away.json(), { reason: "away" });
-      pass = true;
-      assert.equal(await (await service.ask("GET", "/")).text(), "hello");
-      assert.equal(errors.length, 2);
-      assert.match(errors[0] ?? "", /WRONGTYPE/);
     });
 
     test("a client that goes away before the decision takes nothing", async () => {

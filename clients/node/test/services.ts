@@ -28,7 +28,7 @@ import Fastify, { type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
 import { routePath } from "hono/route";
 import Koa from "koa";
-import { type Asking, clientAddress } from "redis-rl";
+import { type Asking, clientAddress, Clock } from "redis-rl";
 import { Guard as ExpressGuard, type GuardOptions, type Policy } from "redis-rl/express";
 import { Guard as FastifyGuard } from "redis-rl/fastify";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
@@ -390,18 +390,20 @@ export async function check(service: Service, step: Step): Promise<void> {
 /** A service answers each step of the table, whatever it does while Redis is away. */
 export async function followsTable(start: (options: Options) => Promise<Service>): Promise<void> {
   for (const fail of ["open", "closed", "local"] as const) {
-    let at = 0;
+    const clock = new Clock(0);
     let told: string[] = [];
     const service = await start({
       ...PATIENT,
       fail,
       prefix: `${fail}:`,
-      clock: () => at,
-      onDecision: (_, { limited, policies }) =>
-        told.push(`${Object.keys(policies).join(", ")}: ${limited ? "limited" : "allowed"}`),
+      clock,
+      onLimited: (_, { policies }) => {
+        told.push(...Object.keys(policies).filter((name) => policies[name]?.limited));
+        return undefined;
+      },
     });
     for (const step of table.steps) {
-      ({ at } = step);
+      clock.advance(step.at - clock.now());
       told = [];
       await check(service, step);
       if (step.told !== undefined) assert.deepEqual(told, step.told);

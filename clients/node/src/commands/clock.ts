@@ -1,15 +1,58 @@
 // A clock of the application: each command is sent with the time that it returns.
 
 import { inspect } from "node:util";
-import type { RateLimiter, TakeOptions } from "./commands.js";
-import { checkedOptions, OPTIONS } from "./options.js";
 
-/** The time, in Unix milliseconds. */
-export type Clock = () => number;
+/** Tells the time, in Unix milliseconds. */
+export type Now = () => number;
 
 export interface ClockOption {
-  /** The time, in Unix milliseconds; the server's if left out. */
-  clock?: Clock | undefined;
+  /** Tells the time, in Unix milliseconds; the server's time if left out. */
+  clock?: Clock | Now | undefined;
+}
+
+/** The start of a day, 2026-01-01, so that no window ends before a test moves the time. */
+const START_MS = 1_767_225_600_000;
+
+/** The clock of a test: it stands still until the test moves it. */
+export class Clock {
+  #nowMs: number;
+  /** Looks whether a wait is over. */
+  readonly #waits = new Set<() => void>();
+
+  /** Begins at this Unix time in milliseconds; at the start of 2026 if left out. */
+  constructor(unixMs = START_MS) {
+    this.#nowMs = checkedTime(unixMs);
+  }
+
+  /** The time, in Unix milliseconds. */
+  now(): number {
+    return this.#nowMs;
+  }
+
+  /** Moves the time by so many milliseconds. Throws a `RangeError` if it is no time then. */
+  advance(ms: number): void {
+    this.#nowMs = checkedTime(this.#nowMs + ms);
+    for (const look of [...this.#waits]) look();
+  }
+
+  /** Moves the time instead of sleeping: for the option `sleep` of those who wait. */
+  readonly sleep = (ms: number): Promise<void> => {
+    this.advance(ms);
+    return Promise.resolve();
+  };
+
+  /** Calls back once a test has moved the time by so many milliseconds. Returns what ends the wait. */
+  after(ms: number, call: () => void): () => void {
+    const dueMs = this.#nowMs + ms;
+    const end = () => void this.#waits.delete(look);
+    const look = () => {
+      if (this.#nowMs < dueMs) return;
+      end();
+      call();
+    };
+    this.#waits.add(look);
+    return end;
+  }
 }
 
 /** The longest delay of a timer, in milliseconds. */
@@ -30,6 +73,19 @@ export function after(ms: number, call: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/** The same by a clock of the application; if it is a test's, once the test has moved it so far. */
+export function afterBy(clock: Clock | Now, ms: number, call: () => void): () => void {
+  if (clock instanceof Clock) return clock.after(ms, call);
+  const dueMs = clock() + ms;
+  const look = () => {
+    const leftMs = dueMs - clock();
+    if (leftMs > 0) stop = after(leftMs, look);
+    else call();
+  };
+  let stop = after(ms, look);
+  return () => stop();
+}
+
 /** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 
@@ -45,8 +101,10 @@ function mistake(thrown: unknown): Error {
 }
 
 /** The clock, checked: an error that it throws, or a time that the server would not take, becomes a mistake. */
-export function checkedClock(clock: Clock): Clock {
-  if (typeof clock !== "function") throw new TypeError("clock is a function that returns Unix milliseconds");
+export function checkedClock(clock: Clock | Now): Now {
+  if (clock instanceof Clock) return () => clock.now();
+  if (typeof clock !== "function")
+    throw new TypeError("clock is a Clock, or a function that returns Unix milliseconds");
   return () => {
     try {
       return checkedTime(clock());
@@ -59,27 +117,4 @@ export function checkedClock(clock: Clock): Clock {
 export function checkedTime(unixMs: number): number {
   if (typeof unixMs === "number" && unixMs >= 0 && unixMs <= Number.MAX_SAFE_INTEGER) return unixMs;
   throw new RangeError(`a time is Unix milliseconds, and not ${inspect(unixMs)}`);
-}
-
-/**
- * The same limiter with a clock: each command has the clock's time, unless it names one itself. So a test can move the
- * time of a real server. A clock that throws makes the command reject.
- */
-export function withClock(to: RateLimiter, clock: Clock): RateLimiter {
-  const now = checkedClock(clock);
-  // Called inside the async functions below, so that a clock that throws makes the command reject.
-  const timed = (options: TakeOptions = {}) => ({
-    ...checkedOptions("a command", OPTIONS.command, options),
-    at: options.at ?? Math.floor(now()),
-  });
-  return {
-    fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
-    sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
-    log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
-    bucket: async (key, quotas, options) => to.bucket(key, quotas, timed(options)),
-    peek: async (key, quotas, options) => to.peek(key, quotas, timed(options)),
-    all: async (rows, options) => to.all(rows, timed(options)),
-    info: (key) => to.info(key),
-    reset: (key) => to.reset(key),
-  };
 }

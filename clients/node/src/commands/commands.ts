@@ -2,6 +2,7 @@
 // as a module, and ioredis.
 
 import { isUint8Array } from "node:util/types";
+import { checkedClock, type Clock, type Now } from "./clock.js";
 import { checkedOptions, OPTIONS } from "./options.js";
 import { listOf, MAX_LIMIT, type Quotas, textOf, type Window } from "./quota.js";
 
@@ -382,3 +383,26 @@ export const cmd = {
   /** Reads the reply to `RL.INFO`. */
   info,
 } as const;
+
+/**
+ * The same limiter with a clock: each command has the clock's time, unless it names one itself. So a test can move the
+ * time of a real server. A clock that throws makes the command reject.
+ */
+export function withClock(to: RateLimiter, clock: Clock | Now): RateLimiter {
+  const now = checkedClock(clock);
+  // Called inside the async functions below, so that a clock that throws makes the command reject.
+  const timed = (options: TakeOptions = {}) => ({
+    ...checkedOptions("a command", OPTIONS.command, options),
+    at: options.at ?? Math.floor(now()),
+  });
+  return {
+    fixed: async (key, quotas, options) => to.fixed(key, quotas, timed(options)),
+    sliding: async (key, quotas, options) => to.sliding(key, quotas, timed(options)),
+    log: async (key, quotas, options) => to.log(key, quotas, timed(options)),
+    bucket: async (key, quotas, options) => to.bucket(key, quotas, timed(options)),
+    peek: async (key, quotas, options) => to.peek(key, quotas, timed(options)),
+    all: async (rows, options) => to.all(rows, timed(options)),
+    info: (key) => to.info(key),
+    reset: (key) => to.reset(key),
+  };
+}

@@ -1,6 +1,7 @@
 // Which options exist, and what value each may have.
 
 import { inspect } from "node:util";
+import { Clock } from "./clock.js";
 
 interface Check {
   readonly what: string;
@@ -12,7 +13,10 @@ const TEXT = typed("string", "text");
 const FLAG = typed("boolean", "true or false");
 const FUNCTION = typed("function", "a function");
 const KEY = typed("function", "a function of the request");
-const CLOCK = typed("function", "a function that returns Unix milliseconds");
+const CLOCK: Check = {
+  what: "a Clock, or a function that returns Unix milliseconds",
+  is: (value) => typeof value === "function" || value instanceof Clock,
+};
 const SIGNAL: Check = {
   what: "an AbortSignal",
   is: (value) => typeof (value as AbortSignal | null)?.throwIfAborted === "function",
@@ -21,14 +25,9 @@ const SIGNAL: Check = {
 const OWN: Check = { what: "", is: () => true };
 
 const asking = { timeoutMs: OWN, rememberMs: OWN, clock: CLOCK };
-const waiting = { timeoutMs: OWN, signal: SIGNAL, clock: CLOCK, sleep: FUNCTION };
-const hooks = {
-  onDecision: FUNCTION,
-  onError: FUNCTION,
-  onLimited: FUNCTION,
-  onOutage: FUNCTION,
-  onAway: FUNCTION,
-};
+const waiting = { timeoutMs: OWN, signal: SIGNAL, sleep: FUNCTION };
+const holding = { ttlMs: OWN, onLate: FUNCTION, ...waiting };
+const hooks = { onLimited: FUNCTION, onOutage: FUNCTION };
 const fails = ["open", "closed", "local"];
 const fail: Check = { what: "open, closed or local", is: (value) => fails.includes(value as string) };
 const guard = { key: KEY, fail, ...asking, prefix: TEXT, ...hooks };
@@ -52,8 +51,9 @@ export const OPTIONS = {
   },
   memory: { maxKeys: OWN, clock: CLOCK },
   leases: { quotas: OWN, algorithm: OWN, units: OWN, ttlMs: OWN, ...asking },
-  acquire: { cost: OWN, ...waiting },
-  hold: { ttlMs: OWN, onLate: FUNCTION, ...waiting },
+  acquire: { cost: OWN, ...waiting, clock: CLOCK },
+  hold: { ...holding, clock: CLOCK },
+  guardHold: holding,
   store,
   expressStore: { ...store, algorithm: OWN, countRefused: FLAG, lease: OWN },
   limiter: { clock: CLOCK },

@@ -24,6 +24,7 @@ export type Handler<R extends Request = Request> = (
 
 /** Limits the requests of an application. */
 export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse, Handler<R>> {
+  /** @internal */
   protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {
       this.decide(request, response, policies).then((answer) => {
@@ -41,10 +42,12 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
     };
   }
 
+  /** @internal */
   protected override addressOf(request: R): string | undefined {
     return request.ip ?? request.socket.remoteAddress;
   }
 
+  /** @internal */
   protected override routeOf({ baseUrl, route }: R): string | undefined {
     // Express does not tell the pattern that a router was mounted on: `baseUrl` is the path as the client wrote it,
     // with the values of parameters, so it cannot name a route.
@@ -56,14 +59,17 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
     );
   }
 
+  /** @internal */
   protected override isGone(_: R, response: ServerResponse | undefined): boolean {
     return response !== undefined && isGone(response);
   }
 
+  /** @internal */
   protected override tell(response: ServerResponse, fields: Fields): void {
     setFields(response, fields);
   }
 
+  /** @internal */
   protected override responseOf(request: R): ServerResponse | undefined {
     return request.res ?? undefined;
   }

@@ -24,7 +24,7 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   Hook<R>,
   FastifyPluginCallback
 > {
-  /** A plugin that limits all requests of the application, or of the scope that registers it. */
+  /** A plugin that limits all requests of the application, or of the scope that registers it. @internal */
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
       app.addHook("onRequest", hook as Hook);
@@ -38,6 +38,7 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
     return Object.assign(plugin, { [Symbol.for("skip-override")]: true });
   }
 
+  /** @internal */
   protected override handler(policies: PolicySet<R>): Hook<R> {
     const hook: Hook<R> = async (request, reply) => {
       const { allowed, status, fields, body } = await this.decide(request, reply, policies);
@@ -48,18 +49,22 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
     return hook;
   }
 
+  /** @internal */
   protected override addressOf({ ip }: R): string {
     return ip;
   }
 
+  /** @internal */
   protected override routeOf({ routeOptions: { method, url } }: R): string | undefined {
     return url === undefined ? undefined : nameOf(method, url);
   }
 
+  /** @internal */
   protected override isGone(_: R, reply: FastifyReply | undefined): boolean {
     return reply !== undefined && isGone(reply.raw);
   }
 
+  /** @internal */
   protected override tell(reply: FastifyReply, fields: Fields): void {
     if (!reply.sent) reply.headers(fields);
   }

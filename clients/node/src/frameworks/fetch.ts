@@ -44,6 +44,7 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
     this.#route = route;
   }
 
+  /** @internal */
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     const middleware = async (request: R, next: () => unknown): Promise<Response | undefined> => {
       const answer = await this.decide(request, undefined, policies);
@@ -57,18 +58,22 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
     return middleware as Middleware<R>;
   }
 
+  /** @internal */
   protected override addressOf(): undefined {
     return undefined;
   }
 
+  /** @internal */
   protected override routeOf(request: R): string | undefined {
     return this.#route?.(request).replace(/^HEAD /, "GET ");
   }
 
+  /** @internal */
   protected override isGone(request: Request | Context): boolean {
     return ("req" in request ? request.req.raw : request).signal.aborted;
   }
 
+  /** @internal */
   protected override tell(): void {
     // There is no response before the handler has returned one; `handler` sets the fields then.
   }

@@ -31,6 +31,7 @@ export type Middleware<R extends Context = Context> = (
 
 /** Limits the requests of an application. */
 export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middleware<R>> {
+  /** @internal */
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {
       const { allowed, status, fields, body } = await this.decide(context, context, policies);
@@ -42,24 +43,29 @@ export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middlewar
     };
   }
 
+  /** @internal */
   protected override addressOf({ ip }: R): string {
     return ip;
   }
 
+  /** @internal */
   protected override routeOf(context: R): string | undefined {
     const { routerPath, matched } = context as R & Routed;
     const route = matched?.find(({ path, methods }) => path === routerPath && methods.length > 0);
     return route && routeName(route.methods, route.path);
   }
 
+  /** @internal */
   protected override isGone({ res }: R): boolean {
     return isGone(res);
   }
 
+  /** @internal */
   protected override tell(context: R, fields: Fields): void {
     if (!context.headerSent) context.set(fields);
   }
 
+  /** @internal */
   protected override responseOf(context: R): R {
     return context;
   }

@@ -2,10 +2,20 @@
 
 import { setMaxListeners } from "node:events";
 import type { Asker } from "../lines/asker.js";
-import { checkedClock, type Clock, isMistake } from "../commands/clock.js";
-import { type Key, prefixed, probeOf, type Verdict, type Words } from "../commands/commands.js";
+import { checkedClock, type Clock, isMistake, type Now } from "../commands/clock.js";
+import {
+  cmd,
+  type Key,
+  prefixed,
+  probeOf,
+  rl,
+  type Verdict,
+  type Words,
+  wordsOf,
+} from "../commands/commands.js";
+import type { Quota } from "../commands/quota.js";
 import { Keys } from "../keys/keys.js";
-import type { Command, Step } from "../keys/command.js";
+import { Command, type Step } from "../keys/command.js";
 import { type Answer, Request, verdictOf } from "../keys/request.js";
 import type { Share } from "../keys/rules.js";
 import { Away } from "../lines/away.js";
@@ -25,8 +35,8 @@ interface Outage {
 export class Driver {
   readonly #keys: Keys;
   /** The time that commands are sent with, if it is not the server's; and the time that leases end by. */
-  readonly #clock: Clock | undefined;
-  readonly #time: Clock;
+  readonly #clock: Now | undefined;
+  readonly #time: Now;
   /** The number of replies that are due, and callbacks for when there are none. */
   #due = 0;
   #onIdle: (() => void)[] = [];
@@ -36,18 +46,23 @@ export class Driver {
     () => this.known(),
     () => this.#carryOut(this.#keys.tick(this.known())),
   );
-  /** The nodes that are away, by name. */
-  readonly #outages = new Map<string, Outage>();
 
   constructor(
     readonly asker: Asker,
     rememberMs: number,
-    clock: Clock | undefined,
+    clock: Clock | Now | undefined,
     readonly onOutage: OnOutage,
+    /** The nodes that are away, by name. */
+    private readonly outages = new Map<string, Outage>(),
   ) {
     this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
     this.#clock = clock && checkedClock(clock);
     this.#time = this.#clock ?? this.asker.clock ?? now;
+  }
+
+  /** A driver that remembers no refusals. Each finds away what the other does. */
+  forgetful(): Driver {
+    return new Driver(this.asker, 0, this.#clock, this.onOutage, this.outages);
   }
 
   #now(): number {
@@ -111,6 +126,23 @@ export class Driver {
   }
 
   /**
+   * The verdicts on the quotas of each share, of which nothing is taken: an `RL.PEEK` for each quota, in one write.
+   * Rejects if a node is away.
+   */
+  async peek(shares: readonly Share[]): Promise<Verdict[][]> {
+    const at = this.#clock && this.#now();
+    const commands = shares.map((share) => new Command(new Request([share]), {}).add(share));
+    const reason = this.#reasons(commands).find((each) => each !== undefined);
+    if (reason !== undefined) throw reason;
+    const { prefix, send } = this.asker;
+    const ask = async ({ key, cost }: Share, quota: Quota) =>
+      cmd.verdict(await send(wordsOf(rl.peek, prefix, [key, [quota], { cost, at }])));
+    return Promise.all(
+      shares.map((share) => Promise.all(share.rules.quotas.map((quota) => ask(share, quota)))),
+    );
+  }
+
+  /**
    * Gives back once what the request took or still takes, and waits for the replies. It does not fail: what cannot be
    * given back stays counted.
    */
@@ -153,7 +185,7 @@ export class Driver {
   }
 
   #carryOut({ commands, answers }: Step): void {
-    const reasons = this.#outages.size > 0 ? this.#reasons(commands) : [];
+    const reasons = this.outages.size > 0 ? this.#reasons(commands) : [];
     // If one of the nodes is away, no share of the request is asked for.
     const reason = reasons.find((each) => each !== undefined);
     for (let i = 0; i < commands.length; i++) {
@@ -192,10 +224,10 @@ export class Driver {
 
   #failed([, key = ""]: Words, error: Error): Error {
     const node = this.#nodeOf(key);
-    if (isMistake(error) || !isAway(error) || this.#outages.has(node)) return error;
+    if (isMistake(error) || !isAway(error) || this.outages.has(node)) return error;
     const outage = { away: new Away(), reason: error, node, key };
     outage.away.failed(now());
-    this.#outages.set(node, outage);
+    this.outages.set(node, outage);
     this.onOutage("begun", error, node);
     return error;
   }
@@ -203,11 +235,11 @@ export class Driver {
   /** For each command the reason not to send it, if its node is away. One that only gives back is sent all the same. */
   #reasons(commands: readonly Command[]): (Error | undefined)[] {
     const { prefix } = this.asker;
-    for (const outage of this.#outages.values())
+    for (const outage of this.outages.values())
       if (this.#nodeOf(outage.key) !== outage.node) this.#end(outage);
     return commands.map((command) => {
       const [share] = command.shares;
-      const outage = share && command.request && this.#outages.get(this.#nodeOf(prefixed(prefix, share.key)));
+      const outage = share && command.request && this.outages.get(this.#nodeOf(prefixed(prefix, share.key)));
       if (outage?.away.ask(now()) === "probe")
         this.#probe(outage, probeOf(command.words(prefix, this.#clock && this.known())));
       return outage?.reason;
@@ -221,7 +253,7 @@ export class Driver {
     const probeAt = (dueMs: number) => {
       const leftMs = Math.ceil(dueMs - now());
       if (leftMs > 0) later(leftMs, () => probeAt(dueMs));
-      else if (this.#outages.get(outage.node) === outage && away.ask(now()) === "probe")
+      else if (this.outages.get(outage.node) === outage && away.ask(now()) === "probe")
         this.#probe(outage, words);
     };
     const probed = (isAnswered: boolean) => {
@@ -236,8 +268,8 @@ export class Driver {
   }
 
   #end(outage: Outage): void {
-    if (this.#outages.get(outage.node) !== outage) return;
-    this.#outages.delete(outage.node);
+    if (this.outages.get(outage.node) !== outage) return;
+    this.outages.delete(outage.node);
     this.onOutage("ended", outage.reason, outage.node);
   }
 }

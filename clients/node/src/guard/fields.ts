@@ -70,26 +70,33 @@ export function refusal(
   items: readonly Item[],
   rows: readonly (Verdict | undefined)[],
   retryAfterMs: number | null,
-): Reply & { readonly fields: Fields; readonly body: Problem } {
+) {
   const waitHelps = retryAfterMs !== null;
-  const status = waitHelps ? 429 : 403;
-  return {
-    status,
-    fields: {
+  return problem(
+    waitHelps ? 429 : 403,
+    items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
+    {
       ...fieldsOf(items, rows, ({ limited, retryAfterMs, resetAfterMs }) => {
         if (!waitHelps) return resetAfterMs;
         // A `t` that is longer than Retry-After would contradict it.
         return limited ? retryAfterMs : null;
       }),
       ...(waitHelps && { "Retry-After": String(seconds(retryAfterMs)) }),
-      "Content-Type": "application/problem+json",
     },
+  );
+}
+
+/** The response to a request that these violate. */
+export function problem(status: number, violated: readonly string[], fields: Fields) {
+  return {
+    status,
+    fields: { ...fields, "Content-Type": "application/problem+json" },
     body: {
       status,
       type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
       title: "Quota Exceeded",
-      "violated-policies": items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
-    },
+      "violated-policies": violated,
+    } satisfies Problem,
   };
 }
 

@@ -3,9 +3,13 @@
 export type {
   Decision,
   Choose,
+  Costs,
   Fields,
   Figures,
+  GuardHold,
+  GuardHoldOptions,
   GuardOptions,
+  Hold,
   KeyOf,
   Policies,
   Policy,

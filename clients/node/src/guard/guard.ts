@@ -12,17 +12,22 @@ import {
   type Figures,
   type Item,
   PASSES,
+  problem,
   refusal,
   type Reply,
   standing,
 } from "./fields.js";
 import { type Answer, Request as Asked } from "../keys/request.js";
-import { tightest } from "../keys/rules.js";
+import { refusalOf, refuses, tightest } from "../keys/rules.js";
+import { during, type Hold, type HoldOptions, Places, takePlace, wantedOf, type Work } from "./hold.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import {
   areNamed,
+  checkedName,
   type Choose,
+  type Costs,
   type KeyOf,
+  keyText,
   type MaybePromise,
   type Policies,
   type PolicyShare,
@@ -38,7 +43,8 @@ import { MemoryLimiter } from "../memory/memory.js";
 import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
 export type { Decision, Fields, Figures, Problem, Reply } from "./fields.js";
-export type { Choose, KeyOf, Policies, Policy } from "./policy.js";
+export type { Hold } from "./hold.js";
+export type { Choose, Costs, KeyOf, Policies, Policy } from "./policy.js";
 
 /** Options for all limits of a service. */
 export interface GuardOptions<R> extends ClockOption {
@@ -59,15 +65,8 @@ export interface GuardOptions<R> extends ClockOption {
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
   /**
-   * Called with each decision, also with those made in this process, before its response is known. A policy with
-   * `dryRun` has a decision of its own.
-   */
-  onDecision?: ((request: R, decision: Decision) => void) | undefined;
-  /** Called for each request that could not be decided, with the reason. */
-  onError?: ((error: Error) => void) | undefined;
-  /**
-   * Called when a request is refused. It may return the response, to which the decision's fields are added, unless the
-   * response replaces them.
+   * Called when a policy refuses a request; one with `dryRun` too, and then the decision allows it. For a request that
+   * is refused it may return the response, to which the decision's fields are added, unless the response replaces them.
    */
   onLimited?: ((request: R, decision: Decision) => MaybePromise<Reply | undefined>) | undefined;
   /**
@@ -75,23 +74,42 @@ export interface GuardOptions<R> extends ClockOption {
    * a cluster with the name of the node. If left out, both are written to the console.
    */
   onOutage?: OnOutage | undefined;
-  /** Used instead of `fail` while Redis is away: returns a response, or undefined to let the request pass. */
-  onAway?: ((request: R, error: Error) => MaybePromise<Reply | undefined>) | undefined;
 }
 
-/** What one limit has asked for a request. */
+/** A place that is held for a request, or the refusal of one. */
+export interface GuardHold extends Hold, Decision {}
+
+/** Options of a guard's `hold`. The clock is the guard's. */
+export type GuardHoldOptions = Omit<HoldOptions, "clock">;
+
+/** What is asked for together: the policies of a step, or one with `dryRun`. */
 interface Visit {
-  readonly set: PolicySet<never>;
   driver: Driver;
   readonly shares: readonly PolicyShare[];
   asked: Asked;
-  readonly isDryRun: boolean;
 }
 
-/** The limits that a request has met, the outermost first, and the response that header fields are set on. */
+/** A policy that a request has met once or several times. */
+interface Met {
+  readonly share: PolicyShare;
+  /** The newest verdicts on its quotas, or a lease's on the tightest; undefined if none is known. */
+  rows: readonly Verdict[] | undefined;
+}
+
+/** What a request has met so far, the outermost first. */
 interface Passage {
-  readonly visits: Visit[];
   readonly response: unknown;
+  /** By the policies' names. */
+  readonly met: Map<string, Met>;
+  /** What was taken and has not gone back, the oldest first. */
+  visits: Visit[];
+  readonly sets: Set<PolicySet<never>>;
+  /** The limits whose middleware it has passed. */
+  readonly limits: Set<object>;
+  /** Whether a handler was granted units. These were used, so a later refusal gives back nothing but its own. */
+  isUsed: boolean;
+  /** Whether the latest decision does not allow it. */
+  isRefused: boolean;
 }
 
 /** What happens to requests while Redis is away, as the log says it. */
@@ -99,7 +117,6 @@ const MEANWHILE = {
   open: "requests pass",
   closed: "requests are answered by 503",
   local: "limits are local, each process's own",
-  onAway: "onAway answers requests",
 };
 
 /** The property of a request that holds its passage. */
@@ -120,6 +137,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #driver: Driver;
   /** Decides while Redis is away. */
   readonly #local: Driver | undefined;
+  /** Decide on places, which are never remembered. */
+  readonly #places: Places;
+  readonly #localPlaces: Places | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
   /** Policies that handlers pass to `take`. Those without a name are named after the route, if it is known. */
@@ -133,10 +153,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       rememberMs = 0,
       prefix = "",
       clock,
-      onAway,
+      onOutage = outageLog(MEANWHILE[fail]),
     } = checkedOptions("a guard", OPTIONS.guard, options);
-    if (onAway !== undefined && options.fail !== undefined)
-      throw new TypeError("fail and onAway both say what to do while Redis is away: name one");
     this.#options = options;
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
@@ -144,29 +162,30 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#setting = { whoOf: key ?? ofClient, prefix };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
-    const { onOutage = outageLog(MEANWHILE[onAway ? "onAway" : fail]) } = options;
     time("rememberMs", rememberMs);
     this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
+    this.#places = new Places(this.#driver.forgetful());
+    this.#localPlaces = this.#local && new Places(this.#local.forgetful());
     this.middleware = this.whole(this.handler(this.#own));
   }
 
-  /** A middleware that limits requests by these policies. */
+  /** A middleware that limits requests by these policies. @internal */
   protected abstract handler(policies: PolicySet<R>): H;
-  /** The middleware for the whole application, made from that of a route. */
+  /** The middleware for the whole application, made from that of a route. @internal */
   protected whole(handler: H): M {
     return handler as unknown as M;
   }
-  /** The network address of the client. */
+  /** The network address of the client. @internal */
   protected abstract addressOf(request: R): string | undefined | null;
-  /** The method and the pattern of the request's route, if the framework tells it. */
+  /** The method and the pattern of the request's route, if the framework tells it. @internal */
   protected abstract routeOf(request: R): string | undefined;
-  /** Whether the client has disconnected without a response. */
+  /** Whether the client has disconnected without a response. @internal */
   protected abstract isGone(request: R, response: S | undefined): boolean;
-  /** Sets header fields, unless they were sent already. */
+  /** Sets header fields, unless they were sent already. @internal */
   protected abstract tell(response: S, fields: Fields): void;
-  /** The response of a request, where the framework links to it. */
+  /** The response of a request, where the framework links to it. @internal */
   protected responseOf?(request: R): S | undefined;
 
   /** A limit of a single route or router. */
@@ -175,38 +194,116 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   /**
-   * Decides in a handler, by these policies or by those of the guard. `cost` replaces the cost of each of them. The
-   * handler itself responds to a request that is not allowed.
+   * Decides in a handler, by these policies or by those of the guard. The handler itself responds to a request that is
+   * not allowed. `cost` replaces the cost of the one policy there is, or those of policies by their names. A policy that
+   * the request has met before counts it again. What was granted stays counted if a later limit refuses the request.
    */
-  async take(request: R, policies?: Policies<R>, cost?: number): Promise<Decision> {
-    const set = policies === undefined ? this.#own : this.#taken;
-    const isNamed = policies === undefined || areNamed(policies);
-    const name = isNamed ? undefined : this.routeOf(request);
-    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.take(request, ");
-    const shares = await set.shares(request, policies, name);
-    const asked = cost === undefined ? shares : shares.map((share) => ({ ...share, cost: units(cost) }));
-    return this.#decide(request, undefined, set, asked);
+  async take(request: R, policies?: Policies<R>, cost?: Costs): Promise<Decision> {
+    const [set, shares] = await this.#sharesOf(request, policies, "take", cost);
+    return this.#decide(request, this.#passageOf(request), set, shares);
   }
 
   /**
-   * Settles what a request has really used, by the names of policies, whichever limit took it. Less than its cost is
-   * given back, as of the time when it was taken; more is counted even if that is over the limit. The last settled cost
-   * counts. Header fields that were not sent yet are updated. For a request that was not limited or was refused it does
-   * nothing. Rejects if the request has met no limit, or if a name or a cost is wrong.
+   * Tells what a request would be answered by these policies, or by those of the guard, and what is left of each. It
+   * takes nothing. While Redis is away the request is allowed, without figures; with `fail` local by this process.
+   */
+  async peek(request: R, policies?: Policies<R>): Promise<Decision> {
+    const [, shares] = await this.#sharesOf(request, policies, "peek");
+    let all: readonly Verdict[][] = [];
+    try {
+      all = await this.#driver.peek(shares);
+    } catch (error) {
+      if (isMistake(error)) throw error;
+      if (this.#local !== undefined) all = await this.#local.peek(shares);
+    }
+    const rows = shares.flatMap(({ policy }, i) => (policy.dryRun ? [] : (all[i] ?? [])));
+    const limited = refuses(rows);
+    return decisionOf(
+      shares.map((share, i) => ({ share, rows: all[i] })),
+      { limited, retryAfterMs: limited ? refusalOf(rows) : null },
+    );
+  }
+
+  /**
+   * Holds one of the `limit` places of this name for the request's key until it is released, and renews it while it is
+   * held. If none is free, the result is not `allowed`, and the handler responds with it as with that of `take`. While
+   * Redis is away, `fail` says whether the request goes on without a place, is not allowed, or gets one of this process.
+   */
+  hold(request: R, name: string, limit: number, options?: GuardHoldOptions): Promise<GuardHold>;
+  /** Holds a place while `work` runs. If none is free, `work` is called all the same, with what is not `allowed`. */
+  hold<T>(request: R, name: string, limit: number, work: Work<GuardHold, T>): Promise<T>;
+  hold<T>(
+    request: R,
+    name: string,
+    limit: number,
+    options: GuardHoldOptions | undefined,
+    work: Work<GuardHold, T>,
+  ): Promise<T>;
+  hold<T>(
+    request: R,
+    name: string,
+    limit: number,
+    given?: GuardHoldOptions | Work<GuardHold, T>,
+    last?: Work<GuardHold, T>,
+  ): Promise<GuardHold | T> {
+    return during(given, last, (options) => this.#hold(request, name, limit, options));
+  }
+
+  async #hold(request: R, name: string, limit: number, options: GuardHoldOptions = {}): Promise<GuardHold> {
+    const { prefix = "", clock, fail } = this.#options;
+    checkedOptions("hold", OPTIONS.guardHold, options);
+    const passage = this.#passageOf(request);
+    const who = keyText(await this.#setting.whoOf(request));
+    const key = `${prefix}${checkedName(name)}:${who}`;
+    const wanted = wantedOf(key, limit, { ...options, clock });
+    for (const { share } of passage.met.values())
+      if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
+    let place: Hold | undefined;
+    try {
+      if (who !== undefined) place = await takePlace(this.#places, wanted);
+    } catch (error) {
+      if (isMistake(error) || options.signal?.aborted === true) throw error;
+      this.#failed(error as Error);
+      if (fail === "closed") return placed(this.#closed(passage, []));
+      if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
+    }
+    if (place === undefined || place.held) return placed(decisionOf(passage.met.values()), place);
+    giveBack(passage, []);
+    const { policies, ...standing } = decisionOf(passage.met.values());
+    const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
+    const decision = {
+      ...standing,
+      ...problem(429, [name], standing.fields),
+      allowed: false,
+      limited: true,
+      policies: { ...policies, [name]: figures },
+    };
+    return placed(await this.#refused(request, passage, decision));
+  }
+
+  /**
+   * Settles what a request has really used, by the names of policies, whichever limit took it; of a policy that it met
+   * several times, all together. Less than its cost is given back, as of the time when it was taken; more is counted
+   * even if that is over the limit. The last settled cost counts. Header fields that were not sent yet are updated. For
+   * a request that was not limited or was refused it does nothing. Rejects if the request has met no limit, or if a name
+   * or a cost is wrong.
    */
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
     const passage = (request as Passing)[PASSAGE];
     if (passage === undefined) throw new Error("this request has passed no limit");
-    const settling = Array.from(settlements(used, passage), async ([{ driver, asked }, units]) => {
+    const settling = Array.from(settlements(used, passage), async ([{ driver, asked, shares }, units]) => {
+      const before = asked.noted.map(({ rows }) => rows);
       try {
         await driver.settle(asked, units);
       } catch (error) {
         if (isMistake(error)) throw error;
         for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
-        this.#onError(error as Error);
+        this.#failed(error as Error);
       }
+      for (const [index, { rows }] of asked.noted.entries())
+        if (rows !== before[index]) metOf(passage, shares[index] as PolicyShare).rows = rows;
     });
     await Promise.all(settling);
     if (passage.response !== undefined) this.tell(passage.response as S, this.standing(request));
@@ -217,117 +314,120 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     await Promise.all([this.#driver.close(), this.#local?.close()]);
   }
 
-  /** The fields of a request that passed; none if it was refused, since the refusal has its own. */
+  /** The fields of a request that passed; none if it was refused, since the refusal has its own. @internal */
   protected standing(request: R): Fields {
     const passage = (request as Passing)[PASSAGE];
-    const isRefused = passage?.visits.some(({ asked, isDryRun }) => asked.givesBack && !isDryRun);
-    return passage === undefined || isRefused ? {} : standingOf(passage);
+    return passage === undefined || passage.isRefused ? {} : decisionOf(passage.met.values()).fields;
   }
 
   /**
    * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
+   *
+   * @internal
    */
   protected async decide(request: R, response: S | undefined, set: PolicySet<R>): Promise<Decision> {
-    return this.#decide(request, response, set, await set.shares(request));
+    const passage = this.#passageOf(request, response);
+    const shares = await set.shares(request);
+    if (shares.length > 0 && passage.limits.has(set))
+      throw mistakeOf(
+        "one middleware limits this request twice: register it once, or make another by guard.limit",
+      );
+    passage.limits.add(set);
+    return this.#decide(request, passage, set, shares, true);
+  }
+
+  #passageOf(request: R, response?: S): Passage {
+    return ((request as Passing)[PASSAGE] ??= {
+      response: response ?? this.responseOf?.(request),
+      met: new Map(),
+      visits: [],
+      sets: new Set(),
+      limits: new Set(),
+      isUsed: false,
+      isRefused: false,
+    });
+  }
+
+  /** What a handler asks for by these policies, or by those of the guard. */
+  async #sharesOf(
+    request: R,
+    policies: Policies<R> | undefined,
+    method: string,
+    cost?: Costs,
+  ): Promise<[PolicySet<R>, readonly PolicyShare[]]> {
+    const isNamed = policies === undefined || areNamed(policies);
+    const name = isNamed ? undefined : this.routeOf(request);
+    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
+    const set = policies === undefined ? this.#own : this.#taken;
+    return [set, await set.shares(request, policies, name, cost)];
   }
 
   async #decide(
     request: R,
-    response: S | undefined,
+    passage: Passage,
     set: PolicySet<R>,
     shares: readonly PolicyShare[],
+    isBefore = false,
   ): Promise<Decision> {
-    const passing: Passing = request;
-    const passage = (passing[PASSAGE] ??= {
-      visits: [],
-      response: response ?? this.responseOf?.(request),
-    });
-    const told = passage.response as S | undefined;
-    const visits = this.#visit(passage, set, shares);
+    passage.sets.add(set as unknown as PolicySet<never>);
     if (shares.length === 0) return PASSES;
-    if (this.isGone(request, told)) return release(passage);
+    const told = passage.response as S | undefined;
+    if (this.isGone(request, told)) return this.#closed(passage, []);
+    const visits = this.#visit(passage, shares);
     let all = await decide(visits);
     const error = this.#local && all.find((each) => each instanceof Error);
     if (this.#local !== undefined && error !== undefined)
       all = await this.#decideLocally(this.#local, visits, error);
-    if (this.isGone(request, told)) return release(passage);
+    for (const visit of visits) note(passage, visit);
+    if (this.isGone(request, told)) return this.#closed(passage, visits);
+    for (const each of all) if (each instanceof Error) this.#failed(each);
     const [decided] = all as [Answer | Error];
-    if (!(decided instanceof Error) && decided.limited) release(passage);
-    for (let i = 0; i < visits.length; i++)
-      this.#conclude(request, visits[i] as Visit, all[i] as Answer | Error);
-    if (decided instanceof Error) return this.#away(request, passage, decided);
-    if (decided.limited) return this.#refuse(request, passage, decided);
-    const fields = standingOf(passage);
-    if (told !== undefined) this.tell(told, fields);
-    return { ...decisionOf(passage.visits.filter(({ isDryRun }) => !isDryRun)), fields };
+    const isAway = decided instanceof Error;
+    if (isAway && this.#options.fail === "closed") return this.#closed(passage, visits);
+    if (!isAway && decided.limited) giveBack(passage, visits);
+    const decision = decisionOf(passage.met.values(), isAway ? PASSES : decided);
+    for (const { shares } of visits) for (const share of shares) forgetRefusal(metOf(passage, share));
+    if (decision.limited) return this.#refused(request, passage, decision);
+    passage.isRefused = false;
+    passage.isUsed ||= !isBefore;
+    if (told !== undefined) this.tell(told, decision.fields);
+    const isTold = all.some((each) => !(each instanceof Error) && each.limited);
+    if (isTold) await this.#options.onLimited?.(request, decision);
+    return decision;
   }
 
   /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */
-  #visit(passage: Passage, set: PolicySet<R>, shares: readonly PolicyShare[]): Visit[] {
+  #visit(passage: Passage, shares: readonly PolicyShare[]): Visit[] {
+    for (const share of shares) meet(passage, share);
     const parts = [shares.filter(({ policy }) => !policy.dryRun)];
-    const met = passage.visits.flatMap(({ shares }) => shares);
-    for (const share of shares) {
-      checkNew(met, share);
-      met.push(share);
-      if (share.policy.dryRun) parts.push([share]);
-    }
-    const visits = parts.map((shares, i) => {
-      const asked = new Asked(shares);
-      return {
-        set: set as unknown as PolicySet<never>,
-        driver: this.#driver,
-        shares,
-        asked,
-        isDryRun: i > 0,
-      };
-    });
-    passage.visits.push(...visits);
-    return visits;
+    for (const share of shares) if (share.policy.dryRun) parts.push([share]);
+    return parts.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
   }
 
   /** Decides in this process what Redis could not decide. */
   #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Answer | Error)[]> {
-    this.#onError(error);
+    this.#failed(error);
     for (const { driver, asked } of visits) void driver.giveBack(asked);
     for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
     return decide(visits);
   }
 
-  #conclude(request: R, visit: Visit, decided: Answer | Error): void {
-    if (decided instanceof Error) {
-      if (visit.isDryRun) this.#onError(decided);
-    } else if (visit.shares.length > 0) {
-      this.#options.onDecision?.(request, decisionOf([visit], decided));
-    }
-  }
-
-  async #refuse(request: R, { visits }: Passage, decided: Answer): Promise<Decision> {
-    const { items, rows } = standings(visits);
-    const decision = {
-      ...decisionOf(
-        visits.filter(({ isDryRun }) => !isDryRun),
-        decided,
-      ),
-      ...refusal(items, rows, decided.retryAfterMs),
-    };
+  async #refused(request: R, passage: Passage, decision: Decision): Promise<Decision> {
+    passage.isRefused = true;
     const reply = await this.#options.onLimited?.(request, decision);
     return reply ? answered(decision, reply) : decision;
   }
 
-  async #away(request: R, passage: Passage, error: Error): Promise<Decision> {
-    const { fail, onAway } = this.#options;
-    this.#onError(error);
-    const reply = onAway === undefined ? fail === "closed" && AWAY : await onAway(request, error);
-    if (!reply) return PASSES;
-    release(passage);
-    return answered({ ...PASSES, fields: standingOf(passage) }, reply);
+  /** The answer to a request that does not pass undecided, or to a client that is gone. */
+  #closed(passage: Passage, own: readonly Visit[]): Decision {
+    giveBack(passage, own);
+    passage.isRefused = true;
+    return answered({ ...PASSES, fields: decisionOf(passage.met.values()).fields }, AWAY);
   }
 
-  #onError(error: Error): void {
-    const { onError } = this.#options;
-    // `onOutage` has reported that Redis is away, so the console is not told again for each request.
-    if (onError !== undefined) onError(error);
-    else if (!isAway(error)) warn(error);
+  /** `onOutage` has reported that Redis is away, so the console is not told again for each request. */
+  #failed(error: Error): void {
+    if (!isAway(error)) warn(error);
   }
 }
 
@@ -367,29 +467,55 @@ function answered(decision: Decision, { status, fields, body }: Reply): Decision
   };
 }
 
-/** Throws if two policies of a request have one name, or one stored key: it would be counted twice there. */
-function checkNew(met: readonly PolicyShare[], { policy: { name }, key }: PolicyShare): void {
-  for (const other of met) {
-    if (other.policy.name === name)
-      throw mistakeOf(
-        `this request meets two policies of the name ${name}: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
-      );
-    if (other.key === key)
-      throw mistakeOf(
-        `the policies ${other.policy.name} and ${name} both count this request in the key ${key}: rename one`,
-      );
+/**
+ * Notes that a request meets a policy, perhaps again. Throws if another policy has its name, or its stored key: the
+ * request would be counted twice there.
+ */
+function meet({ met }: Passage, share: PolicyShare): void {
+  const { policy, key, rules } = share;
+  const { name, dryRun } = policy;
+  const before = met.get(name)?.share;
+  if (before !== undefined) {
+    if (before.key === key && before.rules.id === rules.id && before.policy.dryRun === dryRun) return;
+    throw mistakeOf(
+      `this request meets two policies of the name ${name}, or one with two keys: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
+    );
   }
+  for (const { share } of met.values())
+    if (share.key === key) throw oneKey(`the policies ${share.policy.name} and ${name}`, key);
+  met.set(name, { share, rows: undefined });
+}
+
+function oneKey(both: string, key: string): TypeError {
+  return mistakeOf(`${both} both count this request in the key ${key}: rename one`);
+}
+
+function metOf({ met }: Passage, { policy: { name } }: PolicyShare): Met {
+  return met.get(name) as Met;
+}
+
+/** Notes what was decided, or that it could not be. */
+function note(passage: Passage, visit: Visit): void {
+  if (!visit.asked.givesBack) passage.visits.push(visit);
+  for (const [i, share] of visit.shares.entries()) metOf(passage, share).rows = visit.asked.standing(i);
+}
+
+/** What a policy says after its refusal was told: later decisions are not its own. */
+function forgetRefusal(met: Met): void {
+  met.rows = met.rows?.map((row) =>
+    row.limited ? { ...row, allowed: true, limited: false, retryAfterMs: null } : row,
+  );
 }
 
 /** Whom the limits further out count this request for. Throws if they disagree. */
 function whoIn(request: object): string | undefined {
   let found: string | undefined;
-  for (const { shares } of (request as Passing)[PASSAGE]?.visits ?? []) {
-    for (const { who } of shares) {
-      if (found !== undefined && who !== undefined && who !== found)
-        throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
-      found ??= who;
-    }
+  for (const {
+    share: { who },
+  } of (request as Passing)[PASSAGE]?.met.values() ?? []) {
+    if (found !== undefined && who !== undefined && who !== found)
+      throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
+    found ??= who;
   }
   return found;
 }
@@ -397,34 +523,51 @@ function whoIn(request: object): string | undefined {
 /** The units used by name, sorted by visit and by position of the share. Throws for a name that no policy has. */
 function settlements(
   used: Readonly<Record<string, number>>,
-  { visits }: Passage,
+  { met, visits, sets }: Passage,
 ): Map<Visit, Map<number, number>> {
   const settled = new Map<Visit, Map<number, number>>();
   for (const [name, cost] of Object.entries(used)) {
     units(cost);
-    const visit = visits.find(({ shares }) => shares.some(({ policy }) => policy.name === name));
-    if (visit !== undefined) {
-      const index = visit.shares.findIndex(({ policy }) => policy.name === name);
-      settled.set(visit, (settled.get(visit) ?? new Map<number, number>()).set(index, cost));
-    } else if (visits.every(({ set: { fixed } }) => fixed?.every((policy) => policy.name !== name))) {
+    if (!met.has(name) && [...sets].every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
       throw new Error(`no policy has the name ${name}`);
+    const taken = visits.flatMap((visit) => {
+      const index = visit.shares.findIndex(({ policy }) => policy.name === name);
+      return index < 0 ? [] : [[visit, index] as const];
+    });
+    // The oldest are filled first. The newest has the rest, also if that is more than it took.
+    let left = cost;
+    for (const [i, [visit, index]] of taken.entries()) {
+      const part = i < taken.length - 1 ? Math.min(left, (visit.shares[index] as PolicyShare).cost) : left;
+      left -= part;
+      settled.set(visit, (settled.get(visit) ?? new Map<number, number>()).set(index, part));
     }
   }
   return settled;
 }
 
-/** The decision, and what is left of the policies of these visits. */
+/** The decision, what is left of the policies, and the response to a request that is refused. */
 function decisionOf(
-  visits: readonly Visit[],
+  met: Iterable<Met>,
   { limited, retryAfterMs }: Pick<Answer, "limited" | "retryAfterMs"> = PASSES,
 ): Decision {
-  const policies = visits.flatMap(({ shares, asked }) =>
-    shares.map(({ policy: { name } }, i): [string, Figures | undefined] => [
-      name,
-      figuresOf(asked.standing(i)),
-    ]),
-  );
-  return { ...PASSES, allowed: !limited, limited, retryAfterMs, policies: Object.fromEntries(policies) };
+  const policies: [string, Figures | undefined][] = [];
+  const items: Item[] = [];
+  const rows: (Verdict | undefined)[] = [];
+  for (const { share, rows: verdicts } of met) {
+    const { name, dryRun, items: own } = share.policy;
+    policies.push([name, figuresOf(verdicts)]);
+    if (dryRun) continue;
+    // A lease has the verdict of a single quota, which is found by its limit.
+    const whole = verdicts?.length === own.length;
+    for (const [i, item] of own.entries()) {
+      items.push(item);
+      rows.push(whole ? verdicts[i] : verdicts?.find(({ limit }) => limit === item.limit));
+    }
+  }
+  const figures = { allowed: !limited, limited, retryAfterMs, policies: Object.fromEntries(policies) };
+  if (limited) return { ...figures, ...refusal(items, rows, retryAfterMs) };
+  const isKnown = rows.some((row) => row !== undefined);
+  return { ...figures, status: 200, fields: isKnown ? standing(items, rows) : {} };
 }
 
 function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
@@ -433,35 +576,33 @@ function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
   return { limited, limit, remaining, retryAfterMs, resetAfterMs };
 }
 
-/** Gives back what all limits of a request took. The answer is for a client that is gone, so it has no figures. */
-function release({ visits }: Passage): Decision {
-  for (const { driver, asked } of visits) void driver.giveBack(asked);
-  return answered(PASSES, AWAY);
-}
-
-/** The quotas of all limits of a request as header fields show them, and the verdict on each. */
-function standings(visits: readonly Visit[]): { items: Item[]; rows: (Verdict | undefined)[] } {
-  const items: Item[] = [];
-  const rows: (Verdict | undefined)[] = [];
-  for (const { shares, asked, isDryRun } of visits) {
-    if (isDryRun) continue;
-    for (let i = 0; i < shares.length; i++) {
-      const verdicts = asked.standing(i);
-      const own = (shares[i] as PolicyShare).policy.items;
-      for (let j = 0; j < own.length; j++) {
-        const item = own[j] as Item;
-        items.push(item);
-        // A lease has the verdict of a single quota, which is found by its limit.
-        const whole = verdicts?.length === own.length;
-        rows.push(whole ? verdicts[j] : verdicts?.find(({ limit }) => limit === item.limit));
-      }
+/** Gives back what a request took that does not pass: all, or its own alone if a handler was granted units before. */
+function giveBack(passage: Passage, own: readonly Visit[]): void {
+  const back = passage.isUsed ? own : passage.visits;
+  for (const { driver, asked, shares } of back) {
+    const before = asked.noted.map(({ returned }) => returned);
+    void driver.giveBack(asked);
+    for (const [i, { returned }] of asked.noted.entries()) {
+      const met = metOf(passage, shares[i] as PolicyShare);
+      const units = returned - (before[i] as number);
+      met.rows = met.rows?.map((row) => ({ ...row, remaining: row.remaining + units }));
     }
   }
-  return { items, rows };
+  passage.visits = passage.visits.filter(({ asked }) => !asked.givesBack);
 }
 
-/** The header fields of all limits of a request; none if no verdict is known. */
-function standingOf({ visits }: Passage): Fields {
-  const { items, rows } = standings(visits);
-  return rows.some((row) => row !== undefined) ? standing(items, rows) : {};
+/** The decision on a request that asked for a place, and the place. */
+function placed(decision: Decision, place?: Hold): GuardHold {
+  const release = async () => place?.release();
+  return {
+    ...decision,
+    get held() {
+      return place?.held === true;
+    },
+    get late() {
+      return place?.late === true;
+    },
+    release,
+    [Symbol.asyncDispose]: release,
+  };
 }

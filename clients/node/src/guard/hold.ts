@@ -1,7 +1,6 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type Clock } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
 import { TIMEOUT_MS } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
@@ -27,7 +26,7 @@ export interface HoldOptions extends WaitOptions {
   onLate?: ((key: Key) => void) | undefined;
 }
 
-type Work<T> = (place: Hold) => T | PromiseLike<T>;
+export type Work<P, T> = (place: P) => T | PromiseLike<T>;
 
 /** A place that is held, or the result of not getting one. */
 export interface Hold {
@@ -59,26 +58,38 @@ export function hold(client: Asking, key: Key, limit: number, options?: HoldOpti
  * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
  * place that is not `held`.
  */
-export function hold<T>(client: Asking, key: Key, limit: number, work: Work<T>): Promise<T>;
+export function hold<T>(client: Asking, key: Key, limit: number, work: Work<Hold, T>): Promise<T>;
 export function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
   options: HoldOptions | undefined,
-  work: Work<T>,
+  work: Work<Hold, T>,
 ): Promise<T>;
 export async function hold<T>(
   client: Asking,
   key: Key,
   limit: number,
-  given?: HoldOptions | Work<T>,
-  last?: Work<T>,
+  given?: HoldOptions | Work<Hold, T>,
+  last?: Work<Hold, T>,
 ): Promise<Hold | T> {
+  return during(given, last, async (options) => {
+    const wanted = wantedOf(checkedKey(key), limit, options);
+    return takePlace(Places.of(client, wanted.options.clock), wanted);
+  });
+}
+
+/** Takes a place, and holds it during the work, if there is any. */
+export async function during<P extends Hold, O, T>(
+  given: O | Work<P, T> | undefined,
+  last: Work<P, T> | undefined,
+  take: (options?: O) => Promise<P>,
+): Promise<P | T> {
   const isLast = typeof given === "function" && last === undefined;
-  const [options, work] = isLast ? [undefined, given] : [given as HoldOptions | undefined, last];
+  const [options, work] = isLast ? [undefined, given as Work<P, T>] : [given as O | undefined, last];
   if (work !== undefined && typeof (work as unknown) !== "function")
     throw new TypeError("the callback of hold is a function, and stands after its options");
-  const place = await taken(client, checkedKey(key), limit, options);
+  const place = await take(options);
   if (work === undefined) return place;
   try {
     return await work(place);
@@ -87,21 +98,38 @@ export async function hold<T>(
   }
 }
 
-async function taken(client: Asking, key: Key, limit: number, options: HoldOptions = {}): Promise<Hold> {
-  const {
-    ttlMs = 30_000,
-    timeoutMs = 0,
-    signal,
-    onLate,
-    clock,
-  } = checkedOptions("hold", OPTIONS.hold, options);
-  time("timeoutMs", timeoutMs);
+/** A place that is wanted. */
+export interface Wanted {
+  readonly key: Key;
+  readonly forMs: number;
+  readonly timeoutMs: number;
+  /** How it is taken, and how it is renewed: the limit may be lower by then, and what is held must be renewed. */
+  readonly taking: Rules;
+  readonly renewing: () => Rules;
+  readonly options: HoldOptions;
+}
+
+/** What is wanted by these arguments, which are checked. */
+export function wantedOf(key: Key, limit: number, options: HoldOptions = {}): Wanted {
+  const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
-  // The limit may be lower by the time of a renewal. A place that is held must be renewed nevertheless.
-  const [taking, renewing] = [rulesOf(limit), () => rulesOf(MAX_LIMIT)];
-  const places = Places.of(client, clock);
+  return {
+    key,
+    forMs,
+    timeoutMs: time("timeoutMs", timeoutMs),
+    taking: rulesOf(limit),
+    renewing: () => rulesOf(MAX_LIMIT),
+    options,
+  };
+}
+
+/** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
+export async function takePlace(places: Places, wanted: Wanted): Promise<Hold> {
+  const { key, forMs, timeoutMs, taking, renewing, options } = wanted;
+  const { signal, onLate } = options;
   const { driver } = places;
+  places.renew();
   const name = nameOf(taking, key);
   const waiter = new WaitingForPlace(driver, driver.known() + timeoutMs, options);
   // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
@@ -179,10 +207,13 @@ class Waiters extends Queue<WaitingForPlace> {
   }
 }
 
-/** The places that are held through one client by one clock. They share a timer. */
-class Places {
-  static readonly #of = forEach((client, clock) => new Places(client, clock));
-  readonly driver: Driver;
+/** The places that are held through one driver. They share a timer. */
+export class Places {
+  /** Those that are held through one client by one clock. */
+  static readonly of = forEach(
+    (client, clock) =>
+      new Places(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
+  );
   readonly #held = new Set<HeldPlace>();
   readonly waiting = new Map<string, Waiters>();
   readonly #alarm = new Alarm(
@@ -191,15 +222,11 @@ class Places {
     TOGETHER_MS,
   );
 
-  static of(client: Asking, clock: Clock | undefined): Places {
-    const places = Places.#of(client, clock);
-    // Renewals that are due are sent here, if no timer does it.
-    if (places.driver.isByClock && places.driver.known() >= places.#alarm.dueMs) places.#tick();
-    return places;
-  }
+  constructor(readonly driver: Driver) {}
 
-  private constructor(client: Asking, clock: Clock | undefined) {
-    this.driver = new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"));
+  /** Renewals that are due are sent here, if no timer does it. */
+  renew(): void {
+    if (this.driver.isByClock && this.driver.known() >= this.#alarm.dueMs) this.#tick();
   }
 
   /** Follows a place whose state has changed, or forgets it if it is over. */

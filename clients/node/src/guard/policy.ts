@@ -39,7 +39,7 @@ export interface Policy<R = unknown> {
    * lease the limits of the policy must differ, and `RateLimit` shows only the tightest.
    */
   lease?: number | undefined;
-  /** Decides and counts, but refuses nothing: `onDecision` is told what it would have done. */
+  /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */
   dryRun?: boolean | undefined;
 }
 
@@ -48,6 +48,9 @@ export type Policies<R = unknown> = string | Policy<R> | readonly (string | Poli
 
 /** Chooses the policies of a request, made beforehand. Undefined or null: the request is not limited. */
 export type Choose<R> = (request: R) => MaybePromise<Policies<R> | undefined | null>;
+
+/** A cost of the one policy there is, or costs of policies by their names; of the others their own counts. */
+export type Costs = number | Readonly<Record<string, number>>;
 
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
@@ -82,9 +85,7 @@ class CheckedPolicy<R> {
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
     // The name of a route has a space between method and path.
-    if (!(policy.name === undefined ? /^[ -~]+$/ : /^[!-~]+$/).test(name))
-      throw new TypeError("the name of a policy must be ASCII without spaces");
-    this.name = name;
+    this.name = checkedName(name, policy.name === undefined ? /^[ -~]+$/ : undefined);
     this.#begin = `${prefix}${name}:`;
     this.quotas = checkedQuotas(quotas);
     this.items = itemsOf(name, this.quotas, unit);
@@ -102,13 +103,14 @@ class CheckedPolicy<R> {
     this.dryRun = dryRun === true;
   }
 
-  /** What a request asks for; undefined if it has no key. */
-  async share(request: R, whoOf: KeyOf<R>): Promise<PolicyShare | undefined> {
+  /** What a request asks for, or `cost` in place of that; undefined if it has no key. */
+  async share(request: R, whoOf: KeyOf<R>, cost = this.#cost): Promise<PolicyShare | undefined> {
     let key = this.#key;
     let who: string | undefined;
     if (typeof key !== "string") {
       const own = await (key ?? whoOf)(request);
-      if (own === undefined || own === null) {
+      key = who = keyText(own);
+      if (key === undefined) {
         if (!this.#isUsed)
           warnOnce(
             `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
@@ -116,12 +118,23 @@ class CheckedPolicy<R> {
         return undefined;
       }
       this.#isUsed = true;
-      if (typeof own !== "string" && typeof own !== "number") throw new TypeError("a key must be text");
-      key = who = String(own);
     }
-    const cost = units(typeof this.#cost === "function" ? await this.#cost(request) : this.#cost);
-    return { key: this.#begin + key, rules: this.#rules, cost, policy: this, who };
+    const asked = units(typeof cost === "function" ? await cost(request) : cost);
+    return { key: this.#begin + key, rules: this.#rules, cost: asked, policy: this, who };
   }
+}
+
+/** The name that begins a stored key, checked. */
+export function checkedName(name: string, pattern = /^[!-~]+$/): string {
+  if (typeof name === "string" && pattern.test(name)) return name;
+  throw new TypeError("the name of a policy must be ASCII without spaces");
+}
+
+/** The key of a request as text; undefined if it has none. */
+export function keyText(key: string | number | undefined | null): string | undefined {
+  if (key === undefined || key === null) return undefined;
+  if (typeof key !== "string" && typeof key !== "number") throw new TypeError("a key must be text");
+  return String(key);
 }
 
 /**
@@ -168,18 +181,23 @@ export class PolicySet<R> {
   }
 
   /**
-   * What a request asks for, by the policies of the set, or by those that a handler chose and their name if they have
-   * none of their own; empty if it is not limited.
+   * What a request asks for, by the policies of the set, or by those that a handler chose, their name if they have none
+   * of their own, and their costs; empty if it is not limited.
    */
-  async shares(request: R, chosen?: Policies<R>, name?: string): Promise<readonly PolicyShare[]> {
+  async shares(
+    request: R,
+    chosen?: Policies<R>,
+    name?: string,
+    costs?: Costs,
+  ): Promise<readonly PolicyShare[]> {
     const policies =
       chosen ?? (typeof this.#policies === "function" ? await this.#policies(request) : this.#policies);
     if (policies === undefined || policies === null) return [];
     if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
-    const checked = policies === this.#policies ? this.fixed : undefined;
-    const shares = (checked ?? this.#checkedList(policies, name)).map((policy) =>
-      policy.share(request, this.#whoOf),
-    );
+    const fixed = policies === this.#policies ? this.fixed : undefined;
+    const checked = fixed ?? this.#checkedList(policies, name);
+    const costOf = costsOf(checked, costs);
+    const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
     return (await Promise.all(shares)).filter((share) => share !== undefined);
   }
 
@@ -220,6 +238,25 @@ export class PolicySet<R> {
     if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
     return checked;
   }
+}
+
+/** Tells the cost that a handler names for a policy; undefined if it names none. */
+function costsOf(
+  policies: readonly { readonly name: string }[],
+  costs: Costs | undefined,
+): (name: string) => number | undefined {
+  if (costs === undefined) return () => undefined;
+  if (typeof costs === "number") {
+    if (policies.length > 1)
+      throw new TypeError(
+        `several policies count this request: name the cost of each, as in { ${policies[0]?.name}: 5 }`,
+      );
+    return () => costs;
+  }
+  const byName = new Map(Object.entries(costs));
+  for (const name of byName.keys())
+    if (policies.every((policy) => policy.name !== name)) throw new Error(`no policy has the name ${name}`);
+  return (name) => byName.get(name);
 }
 
 export const UNKNOWN_ROUTE = "its route is not known here";

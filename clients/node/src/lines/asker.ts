@@ -1,7 +1,7 @@
 // What commands are sent through: a client of Redis, or a stand-in for one.
 
-import { after, type Clock, type ClockOption, withClock } from "../commands/clock.js";
-import { Commands, type Key, type RateLimiter, type Words } from "../commands/commands.js";
+import { after, type Clock, type ClockOption, type Now } from "../commands/clock.js";
+import { Commands, type Key, type RateLimiter, withClock, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { connectionsOf, sourceOf } from "./connections.js";
@@ -34,7 +34,7 @@ export interface Asker {
   /** Counts the time until the timeout. */
   readonly ticks: Ticks;
   /** The clock of a limiter in memory; undefined otherwise. */
-  readonly clock?: Clock;
+  readonly clock?: Now;
   /** Calls back once so many milliseconds have passed, by the clock if there is one. Returns what ends the wait. */
   readonly after: typeof after;
 }
@@ -46,7 +46,7 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
     return {
       ...alone,
       send: (words) => asking.send(words),
-      clock: () => asking.now(),
+      clock: asking.now,
       after: (ms, call) => asking.after(ms, call),
     };
   if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
@@ -88,7 +88,7 @@ function plain(client: Asking): RateLimiter {
 }
 
 /** A limiter whose commands are sent by this asker. */
-export function limiterOf({ send, prefix }: Asker, clock?: Clock): RateLimiter {
+export function limiterOf({ send, prefix }: Asker, clock?: Clock | Now): RateLimiter {
   const limiter = new Commands(prefix, send);
   return clock === undefined ? limiter : withClock(limiter, clock);
 }

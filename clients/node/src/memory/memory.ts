@@ -4,7 +4,7 @@ import { randomBytes } from "node:crypto";
 import { inspect } from "node:util";
 import { isUint8Array } from "node:util/types";
 import { brotliDecompressSync } from "node:zlib";
-import { after, checkedClock, checkedTime, type Clock } from "../commands/clock.js";
+import { afterBy, checkedClock, type Clock, type Now } from "../commands/clock.js";
 import { Commands, type Key, type Words } from "../commands/commands.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { CODE } from "./code.js";
@@ -12,8 +12,8 @@ import { CODE } from "./code.js";
 export interface MemoryOptions {
   /** How many keys it holds; 100,000 if left out. Beyond that, the key that expires first is removed. */
   maxKeys?: number | undefined;
-  /** The time, in Unix milliseconds; this process's if left out. */
-  clock?: Clock | undefined;
+  /** Tells the time, in Unix milliseconds; that of this process if left out. A test moves a `Clock`. */
+  clock?: Clock | Now | undefined;
 }
 
 /** What the compiled module exports. A buffer in its memory holds the words of a command, and then the reply. */
@@ -49,10 +49,9 @@ const [BUFFER, KEPT] = [16_384, 2 ** 20];
 /** Limits without a server: stands in for a client of Redis in tests, in development, or in a single process. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
-  #clock: Clock;
-  /** Whether the time stands still until it is set again, and what looks at it then. */
-  #isStill = false;
-  readonly #waits = new Set<() => void>();
+  /** The time by the limiter's clock, in Unix milliseconds. */
+  readonly now: Now;
+  readonly #clock: Clock | Now;
   readonly #reader = new Reader();
   #view = new DataView(new ArrayBuffer());
   #at = 0;
@@ -71,52 +70,13 @@ export class MemoryLimiter extends Commands {
     this.#exports = instance();
     this.#exports.start(maxKeys, randomBytes(8).readBigInt64LE());
     // A test may replace `Date` after the limiter was made.
-    this.#clock = clock === undefined ? () => Date.now() : checkedClock(clock);
+    this.#clock = clock ?? (() => Date.now());
+    this.now = checkedClock(this.#clock);
   }
 
-  /** The time by the limiter's clock, in Unix milliseconds. */
-  now(): number {
-    return this.#clock();
-  }
-
-  /** Sets the time, in Unix milliseconds, which then stands still. Throws a `RangeError` if it is no time. */
-  setTime(unixMs: number): void {
-    checkedTime(unixMs);
-    this.#clock = () => unixMs;
-    this.#isStill = true;
-    for (const look of [...this.#waits]) look();
-  }
-
-  /**
-   * Calls back once `ms` milliseconds have passed by the limiter's clock, also when a test moves it. Returns what ends
-   * the wait.
-   */
+  /** Calls back once `ms` milliseconds have passed by the limiter's clock. Returns what ends the wait. @internal */
   after(ms: number, call: () => void): () => void {
-    const dueMs = this.now() + ms;
-    let stop = () => {};
-    const end = () => {
-      stop();
-      this.#waits.delete(look);
-    };
-    const look = () => {
-      stop();
-      const leftMs = dueMs - this.now();
-      if (leftMs > 0) {
-        if (!this.#isStill) stop = after(leftMs, look);
-        return;
-      }
-      end();
-      call();
-    };
-    this.#waits.add(look);
-    stop = this.#isStill ? stop : after(ms, look);
-    return end;
-  }
-
-  /** Moves the time by `ms` milliseconds, after which it stands still. Throws a `RangeError` if it is no time. */
-  advance(ms: number): void {
-    if (!Number.isFinite(ms)) throw new RangeError(`time moves by milliseconds, and not by ${inspect(ms)}`);
-    this.setTime(this.now() + ms);
+    return afterBy(this.#clock, ms, call);
   }
 
   /** Runs a command as a server would. Rejects with an error reply. */

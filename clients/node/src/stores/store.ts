@@ -1,7 +1,7 @@
 // The options and the connection that all stores for other libraries share.
 
 import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
-import type { Clock, ClockOption } from "../commands/clock.js";
+import { checkedClock, type ClockOption, type Now } from "../commands/clock.js";
 import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
 import { NOT_DECIDED } from "../guard/leases.js";
@@ -23,7 +23,7 @@ export interface Store {
   readonly driver: Driver;
   readonly limiter: RateLimiter;
   readonly rememberMs: number;
-  readonly clock: Clock | undefined;
+  readonly clock: Now | undefined;
 }
 
 export function storeOf(client: Asking, options: StoreOptions): Store {
@@ -39,6 +39,6 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
     driver,
     limiter: limiterOf(driver.asker, clock),
     rememberMs,
-    clock: clock ?? driver.asker.clock,
+    clock: clock ? checkedClock(clock) : driver.asker.clock,
   };
 }
