@@ -221,6 +221,23 @@ async def test_the_figures_are_those_of_the_quota_that_refuses_longest_or_has_le
         assert (dear.status, dear.retry_after, dear.policies["day"].limited) == (403, None, True)
 
 
+async def test_a_decision_tells_of_all_policies_that_the_request_has_met_and_of_a_refusal_once(server: Server) -> None:
+    policies = [Policy("plan", "9/h"), Policy("trial", "0/h", dry_run=True)]
+    async with guarded(server, policies) as (guard, _):
+        scope = visiting()
+        first = await guard.take(scope)
+        told = await guard.take(scope, Policy("search", "5/h"))
+        refused = await guard.take(scope, Policy("none", "0/h"))
+    assert [name for name, each in first.policies.items() if each.limited] == ["trial"]
+    assert [(name, each.limited, each.remaining) for name, each in told.policies.items()] == [
+        ("plan", False, 8),
+        ("trial", False, 0),
+        ("search", False, 4),
+    ]
+    assert told.fields["RateLimit"].startswith('"plan-1h";r=8')
+    assert [name for name, each in refused.policies.items() if each.limited] == ["none"]
+
+
 async def test_what_on_limited_raises_is_an_error_of_the_application(server: Server) -> None:
     def fails(*_: Any) -> None:
         raise ConnectionError("the meter is away")

@@ -157,7 +157,7 @@ class Decision:
     retry_after: timedelta | None
     """Wait after which all policies allow this same request. None if it was, and if no wait is known."""
     policies: Mapping[str, Figures]
-    """Each policy by its name, dry runs too. Empty where nothing limits the request, and while Redis is away."""
+    """The policies that the request has met, by name, dry runs too. While Redis is away they are not there."""
     status: int
     """200: go on. 429: try again later. 403: it costs more than a quota. 503: Redis is away."""
     fields: Mapping[str, str]

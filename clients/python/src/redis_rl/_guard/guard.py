@@ -253,7 +253,7 @@ class AsyncGuard:
         """
         visit = self._visit_of(request, "take")
         taken = await self._take_of([self._limit(policies)], self._own(request), cost, visit, is_by_hand=True)
-        return taken.decided() if taken.refusal is None else taken.refusal
+        return taken.decided(visit) if taken.refusal is None else taken.refusal
 
     async def peek(self, request: Any, policies: Policies | None = None) -> Decision:
         """Tells what :meth:`take` would, and takes nothing. No hook is called.
@@ -321,8 +321,7 @@ class AsyncGuard:
                 main.standing = main.standing.without([back.get(policy.name, 0) for policy in main.policies])
         elif not any(part.standing and part.standing.outcome.limited for part in taken.parts):
             return
-        before = visit.standings() if visit and not visit.has_begun else []
-        decision = await self._told(request, taken.decided(before, is_shut=is_shut))
+        decision = await self._told(request, taken.decided(visit, is_shut=is_shut))
         if not decision.allowed:
             taken.refusal = decision
 

@@ -132,8 +132,9 @@ class Taken:
     def figures(self) -> dict[str, Figures]:
         return {name: each for part in self.parts if part.standing for name, each in part.standing.figures().items()}
 
-    def decided(self, before: Sequence[Standing] = (), *, is_shut: bool = False) -> Decision:
-        """Returns what this step was told, a refusal with the fields of those before."""
+    def decided(self, visit: Visit | None = None, *, is_shut: bool = False) -> Decision:
+        """Returns what this step was told, and what is left of the policies that the request has met before."""
+        before, figures = (visit.standings(), visit.figures()) if visit and not visit.has_begun else ([], {})
         standings = self.standings
         limited = any(each.outcome.limited for each in standings)
         retry_after = standings[0].outcome.retry_after if limited else None
@@ -142,11 +143,11 @@ class Taken:
         elif is_shut:
             answer = http.with_fields(http.fields_of(before), http.away())
         else:
-            answer = Answer(200, http.fields_of(standings))
+            answer = Answer(200, http.fields_of([*before, *standings]))
         is_local = any(part.is_local for part in self.parts)
         allowed = not limited and not is_shut
         told = (answer.status, answer.fields, answer.body)
-        return Decision(limited, allowed, retry_after, self.figures(), *told, is_local=is_local)
+        return Decision(limited, allowed, retry_after, {**figures, **self.figures()}, *told, is_local=is_local)
 
     def release(self) -> Counter[str]:
         """Gives back all that was taken, and returns how much of each policy. A second call does nothing."""
@@ -221,6 +222,11 @@ class Visit:
 
     def standings(self) -> list[Standing]:
         return [standing for taken in self._all for standing in taken.standings]
+
+    def figures(self) -> dict[str, Figures]:
+        """Returns what is left of each policy. None is limited: a hook counts a refusal in the step that it is of."""
+        told = {name: each for taken in self._all for name, each in taken.figures().items()}
+        return {name: each._replace(limited=False) for name, each in told.items()}
 
     def fields(self) -> Mapping[str, str]:
         return http.fields_of(self.standings())
