@@ -26,7 +26,7 @@ import {
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
 const [, rules = ""] = /^127\.0\.0\.1:6379> (ACL SETUSER app on >secret .*)$/m.exec(operations) ?? [];
 
-const [, inCluster = ""] = /on a cluster also `(.*?)`/.exec(operations) ?? [];
+const [, inCluster = ""] = /On a cluster they also need `(.*?)`/.exec(operations) ?? [];
 
 for (const [name, connect] of Object.entries(libraries)) {
   describe(name, () => {
