@@ -54,15 +54,9 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// What a request has counted or given back, in a key whose expiry did not change.
+    /// What a request has counted or given back. [`Pending::effect`] adds how the key moved.
     #[inline(always)]
-    pub fn of(
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        outcome: &Outcome,
-        back: Option<MoveBack>,
-    ) -> Recorded {
+    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -77,7 +71,7 @@ impl Recorded {
             quotas: quotas.iter().map(told).collect(),
             forgot,
             awaited: outcome.change.awaited,
-            moved: Moved { back, expires: None },
+            moved: Moved::default(),
         }
     }
 
