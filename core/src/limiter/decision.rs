@@ -278,7 +278,7 @@ impl Request<'_> {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(super) fn decide_and_commit<S: StateMut>(self, state: &mut S) -> Result<Decision, Mismatch> {
         self.check_windows_fit(state)?;
-        let own_time = self.limit_ahead(state);
+        let own_time = self.move_back_if_ahead(state);
         Ok(with_tiers!(self, state, tiers => {
             let limited = any_refuses(tiers);
             let outcome = match self.mode == Mode::Force || !limited {
@@ -322,7 +322,7 @@ impl Request<'_> {
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
-        let own_time = self.limit_ahead(state);
+        let own_time = self.move_back_if_ahead(state);
         with_tiers!(self, state, tiers => {
             let outcome = match counts {
                 true => self.commit(state, tiers, own_time),
@@ -363,7 +363,7 @@ impl Request<'_> {
 
     /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn limit_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
+    fn move_back_if_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
         if state.is_ahead_of(self.time.as_of()) {
             Self::move_back(self.time, state, state.source().most_ahead())
         } else {

@@ -70,7 +70,7 @@ struct Slot {
     name: Box<[u8]>,
     held: Held,
     /// The number of keys created until then, this one included; 0 once [`Table::clear`] has removed it.
-    age: u64,
+    serial: u64,
     hash: u32,
     /// The next key of its bucket.
     next: Index,
@@ -81,11 +81,11 @@ struct Slot {
 impl Slot {
     /// What the heap orders by.
     fn order(&self) -> (UnixMs, u64) {
-        (self.held.expires_at, self.age)
+        (self.held.expires_at, self.serial)
     }
 
     fn is_gone(&self, now: UnixMs) -> bool {
-        self.age == 0 || self.held.expires_at < now
+        self.serial == 0 || self.held.expires_at < now
     }
 }
 
@@ -206,7 +206,7 @@ impl Table {
     /// Removes all keys. Only marks them, which is fast: later commands drop them, each a few.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
-            slot.age = 0;
+            slot.serial = 0;
             // With equal expiries the heap is in order.
             slot.held.expires_at = UnixMs::default();
         }
@@ -222,7 +222,7 @@ impl Table {
         self.slots.push(Slot {
             name: name.into(),
             held: Held { limiter, expires_at },
-            age: self.created,
+            serial: self.created,
             hash: self.hash(name),
             next: NONE,
             rank: rank as u32,
@@ -233,7 +233,7 @@ impl Table {
     }
 
     fn remove_at(&mut self, index: Index) -> Slot {
-        let Slot { next, rank, age, .. } = self.slots[index as usize];
+        let Slot { next, rank, serial, .. } = self.slots[index as usize];
         *self.link_to(index) = next;
         let last_rank = self.by_expiry.len() - 1;
         self.swap_ranks(rank as usize, last_rank);
@@ -248,7 +248,7 @@ impl Table {
             let rank = self.slots[last as usize].rank;
             self.by_expiry[rank as usize] = index;
         }
-        self.cleared -= usize::from(age == 0);
+        self.cleared -= usize::from(serial == 0);
         self.slots.swap_remove(index as usize)
     }
 
