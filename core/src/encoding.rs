@@ -78,7 +78,7 @@ impl fmt::Display for Invalid {
 
 impl Error for Invalid {}
 
-/// Returns the bytes of a limiter, which must not be empty.
+/// Returns the bytes of a limiter, which must not be empty: of one that is, [`decode`] refuses them.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION, tag(limiter.algorithm())];
     match limiter.form() {

@@ -247,7 +247,7 @@ impl PackedBucket {
 
 /// What holds buckets: a limiter, with one in an allocation or a list of up to eight.
 pub trait BucketHolder {
-    /// The buckets, shortest window first; or one that is empty.
+    /// The buckets, shortest window first. A limiter that has none yet holds one packed bucket of zeros.
     fn slots(&self) -> &[PackedBucket];
 
     fn slots_mut(&mut self) -> &mut [PackedBucket];

@@ -75,14 +75,14 @@ impl Recorded {
         }
     }
 
-    /// The quota by which a copy counts that is not told a limit. Only what a log forgot depends on the limit: at 0 it forgot an
-    /// entry, as the request did; at the largest, none that the request kept.
+    /// The quota by which a copy counts if it is not told the limit. Only what a log forgets depends on that: with a limit of 0 it
+    /// forgets an entry, as the request did; with the largest, none that the request kept.
     #[inline(always)]
     pub fn quota(window: WindowMs, forgot: bool) -> Quota {
         Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// What a copy does the same by: at the time of the request alone. Whatever the clock of a copy says, nothing has ended there
+    /// The request by which a copy does the same, at the recorded time alone. Its clock reads 1970: on a copy nothing has ended
     /// until the copy is told so.
     #[inline(always)]
     fn request(&self) -> Request<'_> {

@@ -22,9 +22,13 @@ pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
+    /// One small counter of RL.FIXED.
     Fixed(PackedCounter),
+    /// One small counter of RL.SLIDING.
     Sliding(PackedCounter),
+    /// Several counters, or one with large numbers.
     Many(Box<Many>),
+    /// No counter yet.
     Empty(Method),
 }
 
