@@ -14,7 +14,7 @@ use crate::limiter::{Algorithm, Key, Limiter, Pending, UnixMs};
 /// The most expired keys that a command drops: as many as a command can create, so that they never pile up.
 const DROPPED_AT_ONCE: usize = MAX_ROWS;
 
-/// Allocations of a large log, of which each has hundreds of units, that take as long to free as a key.
+/// How many allocations of a large log take as long to free as one key. Each holds hundreds of units.
 const ALLOCATIONS_OF_A_KEY: usize = 64;
 
 /// The index of a key in the list, or [`NONE`].
@@ -69,12 +69,12 @@ impl Key for &mut Held {
 struct Slot {
     name: Box<[u8]>,
     held: Held,
-    /// The number of keys created until then, this one included; 0 once [`Table::clear`] has removed it.
+    /// Keys are numbered from 1 in the order in which they were created; 0 once [`Table::clear`] has removed it.
     serial: u64,
     hash: u32,
     /// The next key of its bucket.
     next: Index,
-    /// Its place in the heap.
+    /// Its place in the heap: the index in [`Table::by_expiry`].
     rank: u32,
 }
 
@@ -89,11 +89,12 @@ impl Slot {
     }
 }
 
+/// The keys, by name and by expiry.
 pub struct Table {
     slots: Vec<Slot>,
     /// The first key of each bucket. There are no buckets, or a power of two of them, and at least as many as keys.
     buckets: Vec<Index>,
-    /// A heap: no key expires before its parent, which is at half of its place.
+    /// A heap: no key expires before its parent. The parent of the key at place `n` is at `(n - 1) / 2`.
     by_expiry: Vec<Index>,
     max_keys: usize,
     /// The number of keys created so far.
@@ -158,6 +159,7 @@ impl Table {
         }
     }
 
+    /// The key of this name. Drops it if it has expired.
     #[inline]
     pub fn get(&mut self, name: &[u8], now: UnixMs) -> Option<&mut Held> {
         let index = self.find(name)?;
@@ -168,7 +170,7 @@ impl Table {
         Some(&mut self.slots[index as usize].held)
     }
 
-    /// Lends the key of this name, until it is put back.
+    /// Lends the key of this name: until it is put back, it counts nothing here.
     pub fn lend(&mut self, name: &[u8], now: UnixMs) -> Option<Held> {
         let place = self.get(name, now)?;
         let nothing = Held { limiter: Limiter::new(Algorithm::Fixed), ..*place };
@@ -207,7 +209,7 @@ impl Table {
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
             slot.serial = 0;
-            // With equal expiries the heap is in order.
+            // All keys compare equal then, so the heap is in order.
             slot.held.expires_at = UnixMs::default();
         }
         self.cleared = self.slots.len();
