@@ -29,8 +29,8 @@ impl Outcomes {
     }
 
     #[inline(always)]
-    fn note(&self, limited: bool, changed: bool) {
-        let outcome = match (limited, changed) {
+    fn note(&self, limited: bool, counted: bool) {
+        let outcome = match (limited, counted) {
             (false, _) => &self.allowed,
             (true, false) => &self.limited,
             (true, true) => &self.forced,
@@ -74,10 +74,10 @@ fn names(algorithm: Algorithm) -> [&'static CStr; 3] {
     }
 }
 
-/// Notes the outcome of a request; [`units`] is called for what it counted.
+/// Notes the outcome of a request. One that is limited and yet `counted` all of its units was forced. [`units`] notes how many.
 #[inline(always)]
-pub fn answered(algorithm: Algorithm, limited: bool, changed: bool) {
-    outcomes(algorithm).note(limited, changed);
+pub fn answered(algorithm: Algorithm, limited: bool, counted: bool) {
+    outcomes(algorithm).note(limited, counted);
 }
 
 #[inline(always)]
@@ -85,9 +85,9 @@ fn outcomes(algorithm: Algorithm) -> &'static Outcomes {
     &OUTCOMES[algorithm as usize]
 }
 
-/// Notes the outcome of RL.ALL; [`units`] is called for each key.
-pub fn all_answered(limited: bool, changed: bool) {
-    ALL.note(limited, changed);
+/// Notes the outcome of RL.ALL, as [`answered`] does. [`units`] notes how many units each key counted.
+pub fn all_answered(limited: bool, counted: bool) {
+    ALL.note(limited, counted);
 }
 
 /// Notes the units counted or given back in one key.

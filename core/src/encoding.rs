@@ -78,7 +78,7 @@ impl fmt::Display for Invalid {
 
 impl Error for Invalid {}
 
-/// Returns the bytes of a limiter, which must not be empty.
+/// Returns the bytes of a limiter, which must not be empty: of one that is, [`decode`] refuses them.
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION, tag(limiter.algorithm())];
     match limiter.form() {
@@ -191,13 +191,13 @@ fn decode_entry(input: &mut Input, before: UnixMs) -> Result<Entry, Invalid> {
     Ok(Entry { at, units })
 }
 
-/// Added to the limit of a bucket for which somebody waits.
-const AWAITED: u64 = MAX_SAFE_INTEGER + 1;
+/// Added to the limit of a bucket for whose units somebody waits.
+const LIMIT_OF_AWAITED: u64 = MAX_SAFE_INTEGER + 1;
 
 fn encode_bucket(out: &mut Vec<u8>, bucket: &Bucket) {
     let Bucket { window, last, limit, level, awaited } = *bucket;
     // While somebody waits the level may be too high for whole units, but never for the milliseconds until the bucket is full.
-    let (mark, by) = if awaited { (AWAITED, limit) } else { (0, window.get()) };
+    let (mark, by) = if awaited { (LIMIT_OF_AWAITED, limit) } else { (0, window.get()) };
     let (whole, rest) = ((level / u128::from(by)) as u64, (level % u128::from(by)) as u64);
     for figure in [window.get(), last.get(), limit | mark, whole, rest] {
         varint::put(out, figure);
@@ -210,7 +210,7 @@ fn decode_buckets(input: &mut Input) -> Result<Limiter, Invalid> {
         let window = input.window()?;
         let last = UnixMs::new(input.integer()?).ok_or(Invalid::OutOfRange)?;
         let (limit, whole, rest) = (input.integer()?, input.integer()?, input.integer()?);
-        let (awaited, limit) = (limit & AWAITED != 0, limit & !AWAITED);
+        let (awaited, limit) = (limit & LIMIT_OF_AWAITED != 0, limit & !LIMIT_OF_AWAITED);
         let by = if awaited { limit } else { window.get() };
         if rest >= by {
             return Err(Invalid::OutOfRange);
@@ -265,8 +265,9 @@ pub type EffectWord = ArrayVec<u8, MOST_EFFECT_BYTES>;
 const MOST_EFFECT_BYTES: usize = 1 + 17 + 17 + MAX_TIERS * (17 + 15) + 7 + 20 + 17;
 
 const DELETED: &[u8] = b"DEL";
-const AT: &[u8] = b":";
+const TIME: &[u8] = b":";
 const FORGET: &[u8] = b"forget";
+/// Somebody waits for the units.
 const AHEAD: &[u8] = b"ahead";
 const MOVED_BACK: &[u8] = b"<";
 const ALL_MOVED_BACK: &[u8] = b"<=";
@@ -300,7 +301,7 @@ fn put_recorded(word: &mut EffectWord, recorded: &Recorded) {
         put(word, if units.get() < 0 { b"-" } else { b"" });
         put_integer(word, units.get().unsigned_abs());
     }
-    put(word, AT);
+    put(word, TIME);
     put_integer(word, at.get());
     for quota in quotas {
         word.push(b'/');
@@ -366,7 +367,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         b'-' | b'0'..=b'9' => read_units(&mut word)?,
         _ => Cost::ONE,
     };
-    word = word.strip_prefix(AT)?;
+    word = word.strip_prefix(TIME)?;
     let at = UnixMs::new(read_integer(&mut word)?)?;
     let (mut quotas, mut forgot, mut awaited) = (QuotaList::new(), false, false);
     while let Some(rest) = word.strip_prefix(b"/") {
@@ -391,7 +392,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             word = word.strip_prefix(b"/")?;
             Quota::new(limit, read_window(&mut word)?)?
         } else {
-            Recorded::quota(read_window(&mut word)?, forgot)
+            Recorded::quota(read_window(&mut word)?, false)
         };
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;

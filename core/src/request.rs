@@ -190,6 +190,10 @@ pub struct Arguments {
 
 impl Arguments {
     /// Parses `limit window [limit window ...]` and options, as this command takes them.
+    ///
+    /// # Errors
+    ///
+    /// The first word that is wrong, from left to right, or that words are missing.
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], verb: Verb) -> Result<Self, Refusal> {
         let mut parsed =
             Arguments { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
@@ -225,7 +229,11 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// Parses `key algorithm limit window cost [...]` and options. Appends the rows to `rows`, of which to return a copy would be slow.
+/// Parses `key algorithm limit window cost [...]` and options of RL.ALL. Appends to `rows`, of which to return a copy would be slow.
+///
+/// # Errors
+///
+/// As those of [`Arguments::parse`]. `rows` holds some of the rows then.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
@@ -309,6 +317,10 @@ fn looks_like_a_number(arg: &[u8]) -> bool {
 }
 
 /// Parses `limit window`.
+///
+/// # Errors
+///
+/// That of the limit or of the window, the limit first.
 #[inline(always)]
 pub fn parse_quota(limit: &[u8], window: &[u8]) -> Result<Quota, Refusal> {
     let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;

@@ -1,7 +1,8 @@
 //! What follows from a decision or an effect on the server: the expiry is set, copies and other modules are told.
 //!
 //! Other modules may write to any key when they are told of a change, and would free a limiter that is still in use here. So
-//! every key is closed by then. Copies get each effect before that, so that they see everything in the order in which it happened.
+//! every key is closed by then. Copies get each effect before that, and a deletion right after it: so they see everything in the
+//! order in which it happened.
 
 // What single commands call is inlined: see `command/take.rs`.
 
@@ -85,8 +86,8 @@ fn set_expiry(mut key: OpenKey<ToWrite>, expires: Option<UnixMs>, stored: Option
 /// the emptied keys, stores the new limiters, and tells other modules.
 ///
 /// A module that is told of a key may write to any other, and copies must see everything in the order in which it happened.
-/// So beside a module that may write, copies get the effect on each key that is stored just before that, and on each key
-/// that is deleted just after it, if there are several.
+/// So beside a module that may write, copies get the effects one by one, if there are several: that on a new key just before it is
+/// stored, that on an emptied key just after it was deleted.
 pub fn carry_out_all<'a, T>(
     call: &mut Call<'a>,
     parts: &mut [KeyPart<'a, T>],
@@ -146,7 +147,7 @@ fn is_new<T>(part: &KeyPart<T>) -> bool {
     part.pending.changed && part.fresh.is_some()
 }
 
-/// Deletes an emptied key. Returns whether another module has left it there.
+/// Deletes an emptied key. Returns whether it was still there: another module may have deleted it.
 #[cold]
 fn delete_among_others<'a>(call: &mut Call<'a>, name: Arg<'a>, replicates: bool) -> bool {
     let Ok(key) = OpenKey::to_write(call, name) else { return false };
@@ -160,8 +161,8 @@ fn delete_among_others<'a>(call: &mut Call<'a>, name: Arg<'a>, replicates: bool)
     true
 }
 
-/// Stores the new limiter, or counts its units if another module has put some there. Sends that just before if it
-/// `replicates`.
+/// Stores the new limiter. If another module has put a limiter there meanwhile, counts the units in that. Tells copies the effect just
+/// before, if it `replicates`. Otherwise they have it already, and are told only of an expiry that it does not name.
 #[cold]
 fn create_among_others<'a, T>(
     call: &mut Call<'a>,

@@ -11,11 +11,11 @@ pub struct Peek;
 
 impl Command for Peek {
     fn run(call: &mut Call) -> Result<(), Refusal> {
-        let request = Arguments::parse(call.args_after_key(), Verb::Peek)?;
-        let time = Time { clock: server::now(), at: request.at };
+        let arguments = Arguments::parse(call.args_after_key(), Verb::Peek)?;
+        let time = Time { clock: server::now(), at: arguments.at };
         let name = call.key();
         let key = OpenKey::to_read(call, name)?;
-        let verdict = key::peek(&*key, &request.quotas, request.cost, time)?;
+        let verdict = key::peek(&*key, &arguments.quotas, arguments.cost, time)?;
         drop(key);
         stats::peeked(&verdict);
         reply::verdict(call, &verdict);

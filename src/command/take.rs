@@ -57,11 +57,11 @@ fn decide(call: &mut Call, request: Request) -> Result<(), Refusal> {
     let answer = request.run(key.handle_mut(), &mut fresh)?;
     let Answer { verdict, outcome, pending, granted, .. } = answer;
     if pending.is_told_first() {
-        // Copies, by `move`: a closure that borrows the request would keep it in memory for the whole command.
+        // The closure takes the fields by value: if it borrowed the request, that would stay in memory for the whole command.
         let Request { algorithm, quotas, cost, time, .. } = request;
         key.call().replicate(name, move || {
             let back = outcome.moved_back_to(time.clock);
-            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome, back))
+            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome))
         });
     }
     let call = commit::carry_out(key, fresh, pending);

@@ -108,6 +108,7 @@ impl<'a> Handle<'a> {
         self.name
     }
 
+    /// Sets when the key expires, by the server's clock.
     pub fn expire_at(&mut self, at: UnixMs) {
         // SAFETY: the handle is open for writing.
         unsafe { api!(RedisModule_SetAbsExpire(self.key, at.get() as c_longlong)) };
@@ -203,10 +204,10 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
         self.close()
     }
 
-    /// Marks the key as modified, deletes it, and closes it, since newer servers tell other modules so.
+    /// Marks the key as modified, deletes it, and closes it, since newer servers tell other modules of the deletion.
     ///
-    /// Redis 8.6 looks up a key that is marked. For one that is gone it would count a miss and publish `keymiss`; for one that
-    /// is there it calls no other module.
+    /// The mark comes first: Redis 8.6 looks up a key that is marked. For one that is gone it would count a miss and publish
+    /// `keymiss`; for one that is there it calls no other module.
     #[cold]
     pub fn delete(self) -> &'c mut Call<'a> {
         let name = self.name();
@@ -218,7 +219,7 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
 }
 
 impl<'c, 'a, Access> OpenKey<'c, 'a, Access> {
-    /// The server may delete an expired value here, and tell other modules.
+    /// Opens a key. The server may delete an expired value now, and tell other modules.
     #[inline(always)]
     fn open(call: &'c mut Call<'a>, name: Arg<'a>, mode: u32) -> Result<Self, Refusal> {
         // SAFETY: the key borrows the call until the handle is closed.
@@ -226,6 +227,7 @@ impl<'c, 'a, Access> OpenKey<'c, 'a, Access> {
         Ok(OpenKey { handle, call, access: PhantomData })
     }
 
+    /// Closes the key, and gives back the call.
     #[inline(always)]
     pub fn close(self) -> &'c mut Call<'a> {
         self.call

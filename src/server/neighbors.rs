@@ -10,7 +10,7 @@ use redis_module::raw;
 use super::context::Context;
 use super::{MODULE_NAME, OK, api};
 
-/// Modules that, by their sources, never write to a key while they are told of one. Beside no others, effects on several new
+/// Modules that, by their sources, never write to a key while they are told of one. If no other is loaded, effects on several new
 /// keys are sent in one command: see [`may_write`]. Nothing else depends on a name.
 ///
 /// - `vectorset` of Redis 8 and `lua` of Valkey 9.1 ask to be told of no key.
@@ -86,6 +86,7 @@ unsafe fn name<'a>(list: *mut raw::RedisModuleCallReply, nth: usize) -> &'a [u8]
     }
 }
 
+/// Expects that a module of this name may run from now on.
 fn expect_neighbor(context: Context, name: &[u8]) {
     if !HARMLESS.contains(&name) {
         MAY_WRITE.store(true, Ordering::Relaxed);

@@ -64,8 +64,8 @@ pub enum Access {
     Update,
     /// Creates a key from bytes, as only a server should.
     Restore,
-    /// Updates keys as another server did, though memory may be short: a replica with `replica-ignore-maxmemory no` would refuse
-    /// what its master has counted.
+    /// Updates keys as another server did, also when memory is short. With `deny-oom`, a replica that has
+    /// `replica-ignore-maxmemory no` would refuse what its master has counted.
     Follow,
 }
 
@@ -83,7 +83,7 @@ impl Access {
         }
     }
 
-    /// The server's ACL categories, to which `own` is added: but who may use it may not use dangerous commands.
+    /// Its ACL categories: the server's, and the module's `own`. A dangerous command is not in `own`: whoever may limit may not use it.
     fn categories(self, own: &str) -> String {
         match self {
             Access::Read => format!("read {own}"),
@@ -97,7 +97,7 @@ impl Access {
 pub struct Argument {
     name: &'static CStr,
     kind: Kind,
-    /// The keyword before its value. If it has no value, the keyword is all of it.
+    /// The keyword before its value. A pure token has no value.
     token: Option<&'static CStr>,
     optional: bool,
     multiple: bool,

@@ -5,8 +5,8 @@
 //! `limit`. A limit of 53 bits times a wait of 40 bits needs more than 64 bits, but nearly every level fits them, so only
 //! the others take divisions of 128 bits.
 //!
-//! The level of a bucket grows beyond its limit, by `FORCE`, or by `WITHIN`, which counts units that are not there yet: then those who were told to
-//! wait use them later. Requests without it are refused meanwhile, so nobody overtakes.
+//! More can be missing than the limit. `FORCE` counts units that are used at once. `WITHIN` counts units that are not there yet, and
+//! whoever was told to wait uses them later. Requests without it are refused meanwhile, so nobody overtakes.
 
 use std::ops::{Deref, DerefMut};
 
@@ -86,6 +86,7 @@ impl Bucket {
         self.last.plus_up_to_max(wait_ms)
     }
 
+    /// Milliseconds from `now` until it is full again.
     #[inline(always)]
     fn full_after_ms(&self, now: UnixMs) -> u64 {
         if self.level == 0 { 0 } else { self.full().since(now) }
@@ -107,7 +108,7 @@ impl Bucket {
         self.full() > now
     }
 
-    /// Counts `units`. If that is more than there are, who asked for them is told to wait, at most the longest wait.
+    /// Counts `units`. If that is more than there are, whoever asked for them was told to wait.
     #[inline(always)]
     fn add(&mut self, units: u64) {
         self.level += self.level_of(units);
@@ -132,8 +133,9 @@ impl Bucket {
         Bucket { level: self.level - before, ..*self }.used()
     }
 
-    /// How much of `units` that were counted at `as_of` can be put back, in units of the larger limit times milliseconds. What has
-    /// refilled since, until the units that were counted last are there, may be what others counted.
+    /// How much can be put back of units that were counted at `as_of`: a level as if the bucket had the larger of its limit and
+    /// `limit`. What has refilled between `as_of` and the time at which the units that were counted last are there is left out, since
+    /// others may have counted it.
     fn refundable(&self, Refund { units, as_of, .. }: Refund, limit: u64) -> u128 {
         let since = u128::from(self.newest_units().since(as_of)) * u128::from(limit.max(self.limit));
         self.level_of(units).saturating_sub(since)
@@ -151,7 +153,8 @@ impl Bucket {
         missing.with_limit(larger).used()
     }
 
-    /// Moves a bucket that is ahead of the clock by more than its window and its lifetime. Returns whether it was.
+    /// Moves a bucket back to the clock if it is further ahead than its window is long and than it takes until it is full. Returns
+    /// whether it was.
     fn move_back(&mut self, to: MoveBack) -> bool {
         let moves = to.applies(self.last, self.window.get().max(self.ms_until(0)));
         if moves {
@@ -193,7 +196,7 @@ const _: () = assert!(WindowMs::MAX.get() >> 39 == 0);
 
 const WINDOW_SHIFT: u32 = 53;
 const SOURCE_SHIFT: u32 = 60;
-const AWAITED: u64 = 1 << 62;
+const AWAITED_BIT: u64 = 1 << 62;
 
 impl PackedBucket {
     #[inline(always)]
@@ -201,7 +204,7 @@ impl PackedBucket {
         let Bucket { window, last, limit, level, awaited } = *bucket;
         let upper = window.get() >> 32 << WINDOW_SHIFT | (source as u64) << SOURCE_SHIFT;
         PackedBucket {
-            last: last.get() | upper | if awaited { AWAITED } else { 0 },
+            last: last.get() | upper | if awaited { AWAITED_BIT } else { 0 },
             limit,
             level: level as u64,
             level_upper: (level >> 64) as u32,
@@ -222,7 +225,7 @@ impl PackedBucket {
             last: UnixMs::saturating(self.last & MAX_SAFE_INTEGER),
             limit: self.limit,
             level: u128::from(self.level_upper) << 64 | u128::from(self.level),
-            awaited: self.last & AWAITED != 0,
+            awaited: self.last & AWAITED_BIT != 0,
         })
     }
 
@@ -244,7 +247,7 @@ impl PackedBucket {
 
 /// What holds buckets: a limiter, with one in an allocation or a list of up to eight.
 pub trait BucketHolder {
-    /// The buckets, shortest window first; or one that is empty.
+    /// The buckets, shortest window first. A limiter that has none yet holds one packed bucket of zeros.
     fn slots(&self) -> &[PackedBucket];
 
     fn slots_mut(&mut self) -> &mut [PackedBucket];
@@ -442,17 +445,20 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
         // Who stands behind is seen in the tiers that make them wait: no other gives back more than these.
         let waits = |bucket: &Bucket| {
             let limit = named(bucket.window).filter(|_| bucket.newest_units() > bucket.last)?.limit();
-            Some((bucket.refundable(refund, limit), bucket.level_of(1)))
+            Some((bucket.refundable(refund, limit), bucket.window.get()))
         };
-        let waiting: ArrayVec<(u128, u128), MAX_TIERS> = left.iter().filter_map(waits).collect();
-        // By AT, the time is that at which the units would be there, and others may wait until then.
+        let waiting: ArrayVec<(u128, u64), MAX_TIERS> = left.iter().filter_map(waits).collect();
+        // Of units that somebody waited for, AT names the time at which they would have been there. The bucket may be full by then,
+        // and still make others wait until then.
         let waited = left.iter().any(|bucket| bucket.awaited && bucket.newest_units() >= refund.ended_by);
         for bucket in &mut left {
             let Some(limit) = named(bucket.window).map(|quota| quota.limit()) else { continue };
-            let unit = bucket.level_of(1);
-            let as_in = |(level, of): &(u128, u128)| level / of * unit + level % of * unit / of;
+            let window = bucket.window.get();
+            // As many units, as a level of this bucket.
+            let as_here =
+                |(level, of): &(u128, u64)| times_ratio(*level, window, *of, |level, of| level / of);
             let own = bucket.refundable(refund, limit);
-            let refundable = waiting.iter().map(as_in).min().map_or(own, |most| own.min(most));
+            let refundable = waiting.iter().map(as_here).min().map_or(own, |most| own.min(most));
             units = units.max(bucket.refund(refundable, limit, refund));
         }
         left.retain(|bucket| bucket.level > 0);

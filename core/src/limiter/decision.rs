@@ -15,7 +15,7 @@ use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 pub enum Wait {
     /// Milliseconds.
     Ms(u64),
-    /// The request costs more than the limit.
+    /// For ever: the request costs more than the limit.
     Never,
 }
 
@@ -28,7 +28,7 @@ impl Wait {
         }
     }
 
-    /// At most `ms`, unless no wait helps.
+    /// This wait, but at most `ms` milliseconds, unless no wait helps.
     pub fn at_most(self, ms: u64) -> Wait {
         match self {
             Wait::Ms(wait) => Wait::Ms(wait.min(ms)),
@@ -53,7 +53,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict with both waits at most `ms`, when the key expires.
+    /// The verdict with both waits at most `ms` milliseconds: the time until the key expires.
     pub fn at_most(self, ms: u64) -> Verdict {
         Verdict {
             retry_after_ms: self.retry_after_ms.map(|wait| wait.min(ms)),
@@ -68,12 +68,12 @@ impl Verdict {
 pub struct RowVerdict {
     /// The reply of a request about that tier alone.
     pub verdict: Verdict,
-    /// How long until the tier allows the same request again: it may refuse that although it allowed this one, after FORCE.
+    /// How long until the tier allows the same request again. Once this one is counted, the tier may refuse it.
     pub retry_after: Wait,
 }
 
 impl RowVerdict {
-    /// The verdict with all waits at most `ms`, when the key expires.
+    /// The verdict with all waits at most `ms` milliseconds: the time until the key expires.
     pub fn at_most(self, ms: u64) -> RowVerdict {
         RowVerdict { verdict: self.verdict.at_most(ms), retry_after: self.retry_after.at_most(ms) }
     }
@@ -147,13 +147,13 @@ pub trait State {
     /// Whether the key can hold the windows of these quotas beside those that still count.
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool;
 
-    /// See [`Outcome::ahead`].
+    /// See [`Limiter::is_ahead_of`](super::Limiter::is_ahead_of).
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
     /// See [`Limiter::newest_in`](super::Limiter::newest_in).
     fn newest_in(&self, quotas: &[Quota]) -> UnixMs;
 
-    /// The same, but of units that somebody waits for the time at which they are there.
+    /// The same, except that units that somebody waits for are as of the time at which they are there.
     fn newest_units_in(&self, quotas: &[Quota]) -> UnixMs {
         self.newest_in(quotas)
     }
@@ -179,8 +179,8 @@ pub trait StateMut: State {
     /// Moves what is too far ahead of the clock. Returns whether anything was.
     fn move_back(&mut self, to: MoveBack) -> bool;
 
-    /// Counts `units`, at least one, in all tiers, and updates them. Counts saturate at
-    /// [`MAX_COUNT`](super::MAX_COUNT), a bucket that refuses the units at its floor.
+    /// Counts `units`, at least one, in all tiers, and updates these. Counts saturate at [`MAX_COUNT`](super::MAX_COUNT). A bucket
+    /// that refuses the units is emptied below zero by one more bucket at most.
     fn add(&mut self, tiers: &mut [Tier<Self::Place>], units: u64, now: UnixMs) -> Change;
 
     /// Gives back as many of the units as still count in the windows of all quotas, the newest first. Changes nothing if
@@ -218,7 +218,8 @@ macro_rules! with_tiers {
     };
 }
 
-/// Where the key's own time is when a request is decided.
+/// How the key's own time relates to that of a request. Of a counter, the own time is the start of its window; of a log or a bucket,
+/// the time of its newest count.
 #[derive(Clone, Copy)]
 struct OwnTime {
     /// See [`Outcome::ahead`].
@@ -278,7 +279,7 @@ impl Request<'_> {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(super) fn decide_and_commit<S: StateMut>(self, state: &mut S) -> Result<Decision, Mismatch> {
         self.check_windows_fit(state)?;
-        let own_time = self.limit_ahead(state);
+        let own_time = self.move_back_if_ahead(state);
         Ok(with_tiers!(self, state, tiers => {
             let limited = any_refuses(tiers);
             let outcome = match self.mode == Mode::Force || !limited {
@@ -322,7 +323,7 @@ impl Request<'_> {
         counts: bool,
         mut verdicts: impl FnMut(RowVerdict),
     ) -> Outcome {
-        let own_time = self.limit_ahead(state);
+        let own_time = self.move_back_if_ahead(state);
         with_tiers!(self, state, tiers => {
             let outcome = match counts {
                 true => self.commit(state, tiers, own_time),
@@ -343,6 +344,7 @@ impl Request<'_> {
         // A copy is told what follows from where the key's own time is.
         let own_time = OwnTime { ahead: false, moved_back: None };
         Ok(with_tiers!(self, state, tiers => {
+            // These units were allowed, though the bucket lacked them.
             if awaited {
                 tiers.iter_mut().for_each(|tier| tier.refuses = false);
             }
@@ -361,9 +363,9 @@ impl Request<'_> {
         }))
     }
 
-    /// Looks where the key's own time is, and moves the key back if that is too far ahead of the clock.
+    /// Moves the key back if it is too far ahead of the clock, as few keys are.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    fn limit_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
+    fn move_back_if_ahead<S: StateMut>(self, state: &mut S) -> OwnTime {
         if state.is_ahead_of(self.time.as_of()) {
             Self::move_back(self.time, state, state.source().most_ahead())
         } else {
@@ -371,6 +373,7 @@ impl Request<'_> {
         }
     }
 
+    /// Moves the key back if it is ahead of the clock by more than `most`. With AT, the clock does not matter and the key stays.
     #[cold]
     #[inline(never)]
     fn move_back<S: StateMut>(time: Time, state: &mut S, most: MostAhead) -> OwnTime {
@@ -481,7 +484,7 @@ impl Request<'_> {
     }
 }
 
-/// Whether a key can hold the windows of `quotas` beside others that still count.
+/// Whether a key can hold the windows of `quotas` beside those that still count: the `live` ones.
 #[cold]
 pub fn fit_beside(quotas: &[Quota], live: impl Iterator<Item = WindowMs>) -> bool {
     let is_named = |window: &WindowMs| quotas.iter().any(|quota| quota.window() == *window);

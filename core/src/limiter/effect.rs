@@ -54,15 +54,9 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// What a request has counted or given back, in a key whose expiry did not change.
+    /// What a request has counted or given back. [`Pending::effect`] adds how the key moved.
     #[inline(always)]
-    pub fn of(
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        outcome: &Outcome,
-        back: Option<MoveBack>,
-    ) -> Recorded {
+    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -77,18 +71,18 @@ impl Recorded {
             quotas: quotas.iter().map(told).collect(),
             forgot,
             awaited: outcome.change.awaited,
-            moved: Moved { back, expires: None },
+            moved: Moved::default(),
         }
     }
 
-    /// The quota by which a copy counts that is not told a limit. Only what a log forgot depends on the limit: at 0 it forgot an
-    /// entry, as the request did; at the largest, none that the request kept.
+    /// The quota by which a copy counts if it is not told the limit. Only what a log forgets depends on that: with a limit of 0 it
+    /// forgets an entry, as the request did; with the largest, none that the request kept.
     #[inline(always)]
     pub fn quota(window: WindowMs, forgot: bool) -> Quota {
         Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 
-    /// What a copy does the same by: at the time of the request alone. Whatever the clock of a copy says, nothing has ended there
+    /// The request by which a copy does the same, at the recorded time alone. Its clock reads 1970: on a copy nothing has ended
     /// until the copy is told so.
     #[inline(always)]
     fn request(&self) -> Request<'_> {

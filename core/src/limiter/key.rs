@@ -60,6 +60,7 @@ pub struct Answer {
     pub pending: Pending,
     /// What the reply to PARTIAL and WITHIN tells besides the verdict.
     pub granted: Option<Granted>,
+    /// See [`longest_wait_ms`].
     longest_wait_ms: u64,
 }
 
@@ -76,8 +77,8 @@ impl Answer {
 pub struct Granted {
     /// How many; negative if they were given back.
     pub units: Cost,
-    /// The time to give them back as of: at which they were counted, or are there after a wait. For windows ahead of the clock,
-    /// their own newest time.
+    /// The time to name in AT when they are given back: that at which they were counted or, after a wait, will be there. If the key
+    /// is ahead of the clock, its own newest time.
     pub at: UnixMs,
 }
 
@@ -214,7 +215,7 @@ fn new_expiry(
     expiry.moves_to
 }
 
-/// The time that units were counted at: of windows ahead of the clock, their own newest time.
+/// The time that units were counted at: in a key ahead of the clock, its own newest time.
 #[inline(always)]
 pub(super) fn counted_at(limiter: Option<&Limiter>, request: Request, outcome: &Outcome) -> UnixMs {
     let Request { quotas, cost, time, .. } = request;

@@ -6,9 +6,10 @@
 //! |--------------------------------------------------|---------------------------------------------|-------------------|
 //! | counts by the clock, and the end moved           | to the end, if that is later                | `Clock`           |
 //! | counts by the clock, and the source is `Unknown` | to the end, if that is later                | `Clock`           |
-//! | the same, in a key that stays ahead of the clock | to the end, if that is later                | as it was         |
+//! | either of these, in a key ahead of the clock     | to the end, if that is later                | as it was         |
 //! | counts with AT                                   | to the end plus a minute, if that is later  | `At`              |
 //! | moves the key back, which is not ahead then      | to the end, also if that is earlier         | `Clock`           |
+//! | moves the key back, which stays ahead            | to the end, also if that is earlier         | as it was         |
 //! | any other, and every one that gives units back   | never                                       | as it was         |
 //!
 //! The end is when nothing in the key counts any more. A key without an expiry, after PERSIST, gets one only when the end moves.
@@ -43,7 +44,7 @@ impl TimeSource {
         }
     }
 
-    /// The source whose number the two lowest bits are.
+    /// The source of this number, as it is stored: in the two lowest bits, whatever the others are.
     #[inline(always)]
     pub(super) fn from_bits(bits: u8) -> TimeSource {
         match bits & 3 {
@@ -54,8 +55,8 @@ impl TimeSource {
     }
 }
 
-/// Moves a key back that is too far ahead of the clock: after a large step back of the clock, no wait should last as long as the
-/// step.
+/// How to move a key back that is too far ahead of the clock. After a large step back of the clock, no wait should last as long as
+/// the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveBack {
     /// The time of the clock.

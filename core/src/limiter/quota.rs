@@ -50,7 +50,7 @@ pub const MAX_COUNT: u64 = i64::MAX as u64;
 /// The most tiers in a request, and live windows in a key.
 pub const MAX_TIERS: usize = 8;
 
-/// A time in milliseconds since the Unix epoch, at most [`MAX_SAFE_INTEGER`]: only the end of a window may be a few windows later.
+/// A time in milliseconds since the Unix epoch, at most [`MAX_SAFE_INTEGER`]. Only a sum may exceed that: the end of a window, say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnixMs(u64);
 
@@ -118,7 +118,7 @@ impl Add<u64> for UnixMs {
 /// When a request is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time {
-    /// The server's clock.
+    /// The clock of the store: the server's, or that of the caller of a map in memory.
     pub clock: UnixMs,
     /// The caller's AT.
     pub at: Option<UnixMs>,

@@ -22,6 +22,7 @@ pub struct Part<N, K, T> {
     pub name: N,
     /// See [`Parts::fingerprint`].
     fingerprint: u64,
+    /// See [`Part::first`].
     first: usize,
     /// The key while it is open. Of several parts with one key, the first has it.
     pub key: Option<K>,
@@ -72,7 +73,7 @@ impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
     }
 
     /// A number that differs for most names that differ, so that few names are compared byte by byte: the last eight bytes, or a
-    /// keyed hash of a name that is long. Otherwise 64 long names with one end would be compared in full, each with each.
+    /// keyed hash of a long name. Without the hash, 64 long names that end alike would be compared in full, each with each.
     #[inline]
     fn fingerprint(&mut self, name: &[u8]) -> u64 {
         match name.last_chunk() {
@@ -263,15 +264,15 @@ fn commit_key_if<N, K: Key>(
     (key::longest_wait_ms(key, time, &outcome, pending.expires), at)
 }
 
-/// Returns what copies are told of the key that has this first row, by the clock of the request.
+/// Returns what copies are told of the key that has this first row. `clock` is that of the request.
 #[inline]
 pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Effect {
     let Part { pending, task: Row { algorithm, quota, cost, of_key, .. }, .. } = &rows[first];
     let Some(KeyOfRows { tiers, outcome, .. }) = of_key else { unreachable!("it is the first row") };
     let back = outcome.moved_back_to(clock);
     pending.effect(back, || match tiers {
-        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome, back),
-        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
+        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome),
+        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome),
     })
 }
 

@@ -53,7 +53,14 @@ macro_rules! any_short {
     };
 }
 
-/// Evaluates an expression about the allocation of a short log, or the other one if the limiter is none.
+/// Matches buckets.
+macro_rules! any_buckets {
+    () => {
+        Limiter::Bucket(_) | Limiter::Buckets(_)
+    };
+}
+
+/// Evaluates an expression about the allocation of a short log; if the limiter is none, the expression `otherwise`.
 macro_rules! of_short {
     ($limiter:expr, $bytes:ident => $then:expr, $otherwise:expr) => {
         match $limiter {
@@ -64,13 +71,6 @@ macro_rules! of_short {
             Limiter::Short256($bytes) => $then,
             Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => $otherwise,
         }
-    };
-}
-
-/// Matches buckets.
-macro_rules! any_buckets {
-    () => {
-        Limiter::Bucket(_) | Limiter::Buckets(_)
     };
 }
 
@@ -489,7 +489,7 @@ impl Limiter {
         }
     }
 
-    /// Bytes on the heap, apart from itself.
+    /// Bytes that it points to, its own 16 not included.
     pub fn heap_bytes(&self) -> usize {
         match self {
             Limiter::Counters(counters) => counters.heap_bytes(),
@@ -502,7 +502,7 @@ impl Limiter {
         }
     }
 
-    /// About its number of allocations: the effort of freeing it.
+    /// The number of its allocations, roughly, its own box included: the effort of freeing it.
     pub fn allocations(&self) -> usize {
         match self {
             Limiter::Counters(_) => 1,

@@ -205,8 +205,8 @@ const OF_SERVER: [&[u8]; 6] = [b"del", b"exists", b"pttl", b"pexpiretime", b"dbs
 
 /// The command of the module that has this name, in either case.
 fn verb(name: &[u8]) -> Option<Verb> {
-    let verbs = Algorithm::ALL.into_iter().map(Verb::Take).chain([Verb::All, Verb::Peek, Verb::Info]);
-    { verbs }.find(|verb| name.eq_ignore_ascii_case(verb.name().to_bytes()))
+    let mut verbs = Algorithm::ALL.into_iter().map(Verb::Take).chain([Verb::All, Verb::Peek, Verb::Info]);
+    verbs.find(|verb| name.eq_ignore_ascii_case(verb.name().to_bytes()))
 }
 
 /// Whether a command of this [arity](Verb::arity) takes `words` words after its name.

@@ -14,7 +14,7 @@ use crate::limiter::{Algorithm, Key, Limiter, Pending, UnixMs};
 /// The most expired keys that a command drops: as many as a command can create, so that they never pile up.
 const DROPPED_AT_ONCE: usize = MAX_ROWS;
 
-/// Allocations of a large log, of which each has hundreds of units, that take as long to free as a key.
+/// How many allocations of a large log take as long to free as one key. Each holds hundreds of units.
 const ALLOCATIONS_OF_A_KEY: usize = 64;
 
 /// The index of a key in the list, or [`NONE`].
@@ -69,31 +69,32 @@ impl Key for &mut Held {
 struct Slot {
     name: Box<[u8]>,
     held: Held,
-    /// The number of keys created until then, this one included; 0 once [`Table::clear`] has removed it.
-    age: u64,
+    /// Keys are numbered from 1 in the order in which they were created; 0 once [`Table::clear`] has removed it.
+    serial: u64,
     hash: u32,
     /// The next key of its bucket.
     next: Index,
-    /// Its place in the heap.
+    /// Its place in the heap: the index in [`Table::by_expiry`].
     rank: u32,
 }
 
 impl Slot {
     /// What the heap orders by.
     fn order(&self) -> (UnixMs, u64) {
-        (self.held.expires_at, self.age)
+        (self.held.expires_at, self.serial)
     }
 
     fn is_gone(&self, now: UnixMs) -> bool {
-        self.age == 0 || self.held.expires_at < now
+        self.serial == 0 || self.held.expires_at < now
     }
 }
 
+/// The keys, by name and by expiry.
 pub struct Table {
     slots: Vec<Slot>,
     /// The first key of each bucket. There are no buckets, or a power of two of them, and at least as many as keys.
     buckets: Vec<Index>,
-    /// A heap: no key expires before its parent, which is at half of its place.
+    /// A heap: no key expires before its parent. The parent of the key at place `n` is at `(n - 1) / 2`.
     by_expiry: Vec<Index>,
     max_keys: usize,
     /// The number of keys created so far.
@@ -158,6 +159,7 @@ impl Table {
         }
     }
 
+    /// The key of this name. Drops it if it has expired.
     #[inline]
     pub fn get(&mut self, name: &[u8], now: UnixMs) -> Option<&mut Held> {
         let index = self.find(name)?;
@@ -168,7 +170,7 @@ impl Table {
         Some(&mut self.slots[index as usize].held)
     }
 
-    /// Lends the key of this name, until it is put back.
+    /// Lends the key of this name: until it is put back, it counts nothing here.
     pub fn lend(&mut self, name: &[u8], now: UnixMs) -> Option<Held> {
         let place = self.get(name, now)?;
         let nothing = Held { limiter: Limiter::new(Algorithm::Fixed), ..*place };
@@ -206,8 +208,8 @@ impl Table {
     /// Removes all keys. Only marks them, which is fast: later commands drop them, each a few.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
-            slot.age = 0;
-            // With equal expiries the heap is in order.
+            slot.serial = 0;
+            // All keys compare equal then, so the heap is in order.
             slot.held.expires_at = UnixMs::default();
         }
         self.cleared = self.slots.len();
@@ -222,7 +224,7 @@ impl Table {
         self.slots.push(Slot {
             name: name.into(),
             held: Held { limiter, expires_at },
-            age: self.created,
+            serial: self.created,
             hash: self.hash(name),
             next: NONE,
             rank: rank as u32,
@@ -233,7 +235,7 @@ impl Table {
     }
 
     fn remove_at(&mut self, index: Index) -> Slot {
-        let Slot { next, rank, age, .. } = self.slots[index as usize];
+        let Slot { next, rank, serial, .. } = self.slots[index as usize];
         *self.link_to(index) = next;
         let last_rank = self.by_expiry.len() - 1;
         self.swap_ranks(rank as usize, last_rank);
@@ -248,7 +250,7 @@ impl Table {
             let rank = self.slots[last as usize].rank;
             self.by_expiry[rank as usize] = index;
         }
-        self.cleared -= usize::from(age == 0);
+        self.cleared -= usize::from(serial == 0);
         self.slots.swap_remove(index as usize)
     }
 

@@ -22,10 +22,14 @@ pub struct Counters(Store);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
+    /// One small counter of RL.FIXED.
     Fixed(PackedCounter),
+    /// One small counter of RL.SLIDING.
     Sliding(PackedCounter),
+    /// Several counters, or one with large numbers.
     Many(Box<Many>),
-    None(Method),
+    /// No counter yet.
+    Empty(Method),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +41,7 @@ struct Many {
 
 impl Counters {
     pub fn new(method: Method) -> Counters {
-        Counters(Store::None(method))
+        Counters(Store::Empty(method))
     }
 
     /// How the counters are read.
@@ -46,7 +50,7 @@ impl Counters {
             Store::Fixed(_) => Method::Fixed,
             Store::Sliding(_) => Method::Sliding,
             Store::Many(many) => many.method,
-            Store::None(method) => *method,
+            Store::Empty(method) => *method,
         }
     }
 
@@ -71,7 +75,7 @@ impl Counters {
     fn packed(&self) -> Option<&PackedCounter> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
-            Store::Many(_) | Store::None(_) => None,
+            Store::Many(_) | Store::Empty(_) => None,
         }
     }
 
@@ -104,7 +108,7 @@ impl Counters {
         match &self.0 {
             Store::Fixed(_) | Store::Sliding(_) => 1,
             Store::Many(many) => many.counters.len(),
-            Store::None(_) => 0,
+            Store::Empty(_) => 0,
         }
     }
 
@@ -112,7 +116,7 @@ impl Counters {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
             Store::Many(many) => many.source,
-            Store::None(_) => TimeSource::Unknown,
+            Store::Empty(_) => TimeSource::Unknown,
         }
     }
 
@@ -120,7 +124,7 @@ impl Counters {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source = source,
             Store::Many(many) => many.source = source,
-            Store::None(_) => {}
+            Store::Empty(_) => {}
         }
     }
 
@@ -141,7 +145,7 @@ impl Counters {
                 many.counters = mover.move_vec(std::mem::take(&mut many.counters));
                 Store::Many(many)
             }
-            store @ (Store::Fixed(_) | Store::Sliding(_) | Store::None(_)) => store,
+            store @ (Store::Fixed(_) | Store::Sliding(_) | Store::Empty(_)) => store,
         })
     }
 
@@ -149,7 +153,7 @@ impl Counters {
     pub fn heap_bytes(&self) -> usize {
         match &self.0 {
             Store::Many(many) => size_of::<Many>() + many.counters.capacity() * size_of::<Counter>(),
-            Store::Fixed(_) | Store::Sliding(_) | Store::None(_) => 0,
+            Store::Fixed(_) | Store::Sliding(_) | Store::Empty(_) => 0,
         }
     }
 
@@ -158,7 +162,7 @@ impl Counters {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.if_window(window),
             Store::Many(many) => many.counters.iter().find(|counter| counter.window == window).copied(),
-            Store::None(_) => None,
+            Store::Empty(_) => None,
         }
     }
 
@@ -184,7 +188,7 @@ impl Counters {
                     return end_moved;
                 }
             }
-            Store::None(_) => {}
+            Store::Empty(_) => {}
         }
         self.insert(counter, now);
         true
@@ -265,7 +269,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         match &self.counters.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
             Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
-            Store::None(_) => false,
+            Store::Empty(_) => false,
         }
     }
 

@@ -32,8 +32,10 @@ pub trait Entries {
     /// The place before the oldest entry.
     fn front(&self) -> Cursor;
 
+    /// Units of the entries after a place.
     fn units_after(&self, mark: &Mark) -> u64;
 
+    /// The number of entries after a place.
     fn entries_after(&self, mark: &Mark) -> u64;
 
     /// The units with a timestamp above `now - window`, and the place where they begin. A time before the newest
@@ -88,7 +90,7 @@ pub trait Entries {
 
 /// The entries of a log, for changing.
 pub trait EntriesMut: Entries {
-    /// Replaces all entries from `from` to `to` by `kept`, or by none. Its time lies between those of its neighbors.
+    /// Replaces all entries from `from` to `to` by `kept`, or by none. The time of `kept` lies between those of its neighbors.
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>);
 
     /// See [`StateMut::refund`](super::decision::StateMut::refund).
@@ -156,8 +158,8 @@ impl<L: Entries> State for L {
         self.units() == 0
     }
 
-    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple
-    /// of an eighth of the window, so that it moves eight times a window, not at every request.
+    /// How long from `now` until the last unit has left the longest window. That end is rounded up to a multiple of an eighth of the
+    /// window, so that it moves at most eight times a window.
     fn lifetime_ms(&self, now: UnixMs) -> u64 {
         let retention = self.retention().filter(|_| !self.is_empty());
         retention.map_or(0, |retention| rounded_end(self.newest(), retention).since(now))
@@ -177,7 +179,7 @@ impl<L: Entries> State for L {
     }
 }
 
-/// When nothing counts any more, rounded up as in [`Limiter::lifetime_ms`](super::Limiter::lifetime_ms).
+/// When nothing counts any more, rounded up to a multiple of an eighth of the longest window.
 fn rounded_end(newest: UnixMs, retention: WindowMs) -> UnixMs {
     (newest + retention).rounded_up_to((retention.get() / 8).max(1))
 }

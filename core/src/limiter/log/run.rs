@@ -154,6 +154,7 @@ impl Run {
         first.into_iter().chain(self.blocks.iter().skip(1).map(|block| block.bytes.as_slice()))
     }
 
+    /// Drops all entries before `place`.
     pub fn drop_before(&mut self, place: Cursor) {
         if place > self.front {
             let dropped = (place.block - self.front.block) as usize;
@@ -229,11 +230,11 @@ impl Run {
         bytes.extend_from_slice(&rest);
 
         let after = before.plus(next.mark.at_ms, next_units);
-        let gone = (next.mark.units_since(&after), next.mark.entries_since(&after));
+        let (units_gone, entries_gone) = (next.mark.units_since(&after), next.mark.entries_since(&after));
         let later = self.blocks.range_mut(last + 1..).map(|block| &mut block.before);
         for mark in later.chain(std::iter::once(&mut self.end)) {
-            mark.units = mark.units.wrapping_sub(gone.0);
-            mark.entries = mark.entries.wrapping_sub(gone.1);
+            mark.units = mark.units.wrapping_sub(units_gone);
+            mark.entries = mark.entries.wrapping_sub(entries_gone);
         }
         if first == last {
             self.blocks[first].bytes.append(&mut bytes);
@@ -248,7 +249,7 @@ impl Run {
         self.look_up_oldest();
     }
 
-    /// Moves all entries to an earlier time, by at most the time of the oldest.
+    /// Moves all entries to a time that is `by_ms` earlier. The oldest must not be moved before 1970.
     pub fn move_back(&mut self, by_ms: u64) {
         let marks = self.blocks.iter_mut().map(|block| &mut block.before);
         for mark in marks.chain([&mut self.front.mark, &mut self.end]) {
@@ -257,6 +258,7 @@ impl Run {
         self.oldest_at_ms = self.oldest_at_ms.wrapping_sub(by_ms);
     }
 
+    /// Finds the length of the newest entry again, by reading its block.
     fn measure_newest(&mut self) {
         let Some(last) = self.blocks.back() else { return };
         // The first block may begin with bytes of dropped entries, which can be decoded too.
@@ -309,6 +311,7 @@ impl Run {
         self.blocks = VecDeque::from(blocks);
     }
 
+    /// The index of the block of a place; `None` if the run has no such block.
     fn index(&self, place: &Cursor) -> Option<usize> {
         let index = place.block.wrapping_sub(self.front.block) as usize;
         (index < self.blocks.len()).then_some(index)

@@ -30,8 +30,9 @@ use super::entry::{self, Cursor, Entry, FIRST_SINCE, MOST_BYTES as ENTRY_BYTES, 
 use super::large::Large;
 use super::{Entries, EntriesMut, longest, rounded_end};
 
-/// The smallest and the largest allocation.
+/// Bytes of the smallest allocation.
 pub const LEAST_BYTES: usize = 32;
+/// Bytes of the largest allocation.
 pub const MOST_BYTES: usize = 256;
 
 const HEAD_BYTES: usize = 22;
@@ -224,7 +225,7 @@ impl<H: LogHolder> Short<&mut H> {
         self.head.write(self.holder.bytes_mut());
     }
 
-    /// Whether `units` at `now` fit even if nothing has expired. It may be false if they would just fit.
+    /// Whether `units` at `now` fit even if nothing has expired. It is a quick look, which may say no to units that would just fit.
     pub fn surely_has_room(&self, units: u64, now: UnixMs) -> bool {
         let numbers = self.head.units | units | now.get() >> 16;
         self.head.size() + ENTRY_BYTES <= MOST_BYTES && numbers <= BITS_32 / 2
@@ -401,6 +402,7 @@ fn is_wasteful(size: usize, allocated: usize) -> bool {
     2 * size <= allocated && allocated > LEAST_BYTES
 }
 
+/// A log that never held any units.
 pub fn empty<H: LogHolder>() -> H {
     H::allocate(&[], LEAST_BYTES)
 }
