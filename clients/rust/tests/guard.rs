@@ -36,6 +36,17 @@ fn hear(guard: Guard) -> (Guard, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
+async fn a_dry_run_is_told_once_also_if_the_same_request_is_refused_further_in() {
+    let memory = MemoryLimiter::new();
+    let everybody = [policy("plan", "9/1h"), policy("trial", "0/1h").dry_run(true)];
+    let (guard, told) = hear(Guard::new(memory, everybody).expect("policies"));
+    let none = guard.limit(policy("none", "0/1h")).expect("a policy");
+    let taken = guard.take("ada", ()).await.expect("it fits");
+    assert!(none.take(&taken, ()).await.is_err());
+    assert_eq!(*told.lock().expect("no panic"), ["trial passes", "none is refused"]);
+}
+
+#[tokio::test]
 async fn a_text_of_quotas_is_a_policy_and_a_route_names_its_own() {
     let server = Server::start();
     let guard = Guard::new(server.redis(), "9/1h").expect("a text of quotas");

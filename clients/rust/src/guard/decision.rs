@@ -217,14 +217,23 @@ impl Decision {
     }
 
     /// The newest figures of each policy of some parts, the outermost first, without what goes back.
+    ///
+    /// Of a refusal, earlier dry runs do not say that they would have refused: a hook was told of them before.
     fn told(&self, is_to_tell: impl Fn(&Part) -> bool) -> Vec<Told> {
-        let all_goes_back = self.limited() && !locked(&self.request).is_used;
+        let limited = self.limited();
+        let (all_goes_back, before) = {
+            let request = locked(&self.request);
+            (limited && !request.is_used, request.taken.clone())
+        };
         let mut all: Vec<Told> = Vec::new();
         for part in self.parts().into_iter().filter(|part| is_to_tell(part)) {
             let (since, Ok(answer)) = locked(&part.answer).clone() else { continue };
             let goes_back = all_goes_back || part.is_over();
             for (asked, (rows, taken)) in part.asked.iter().zip(answer.rows.into_iter().zip(answer.taken)) {
-                let Some(rows) = rows else { continue };
+                let Some(mut rows) = rows else { continue };
+                if self.parts.is_some() && before.iter().any(|known| Arc::ptr_eq(known, &part)) {
+                    rows.iter_mut().for_each(|row| row.limited = false);
+                }
                 let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
                 let told = Told { policy: asked.policy.clone(), rows, since, back };
                 match all.iter_mut().find(|known| known.policy.name() == told.policy.name()) {
