@@ -21,6 +21,7 @@ import {
   socket,
   startCluster,
   libraries,
+  waitFor,
 } from "./harness.js";
 
 const operations = readFileSync(process.env.OPERATIONS ?? "../../../docs/operations.md", "utf8");
@@ -49,6 +50,26 @@ for (const [name, connect] of Object.entries(libraries)) {
       await assert.rejects(limiter.reset("limit:key"), /NOPERM/);
       await assert.rejects(hold(asking, "other", 5), /NOPERM/);
       assert.equal(await hold(asking, "limit:key", 5, ({ held }) => held), true);
+    });
+
+    test("the console names the keys that a guard lacks the right to, and not whose they are", async (t) => {
+      const warned = t.mock.method(console, "warn", () => {});
+      const policies = [
+        { name: "plan", quotas: "5/h" },
+        { name: "day", quotas: "9/d" },
+      ];
+      const guard = new Guard<object>(asking, policies as never, {
+        prefix: "app:",
+        key: () => "alice",
+        timeoutMs: 30_000,
+      });
+      const told = () => warned.mock.calls.map((call) => String(call.arguments[0])).join();
+      await waitFor("a warning of it", async () => {
+        assert.equal((await guard.take({} as never)).allowed, true);
+        return told().includes("give the user ~app:plan:* ~app:day:* by ACL SETUSER");
+      });
+      assert.ok(!told().includes("alice"));
+      await guard.close();
     });
 
     test("every algorithm", async () => {

@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 use redis_rl_client::web::Fail;
 use redis_rl_client::{Algorithm, All, Places, Quota, RlAsyncCommands, RlCommands, cmd};
 
-use crate::limits::{guard, policy};
+use crate::limits::{Warnings, guard, policy};
 use crate::server::{Cluster, Server};
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -91,4 +91,17 @@ async fn a_key_without_the_right_to_it_makes_redis_away_for_no_other() {
     let error = places.hold("other", 1).await.expect_err("no right");
     assert_eq!(error.code(), Some("NOPERM"));
     assert!(places.hold("limit:jobs", 1).await.expect("an answer").is_some());
+}
+
+#[tokio::test]
+async fn the_log_names_the_keys_that_a_guard_lacks_the_right_to_and_not_whose_they_are() {
+    let server = server();
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let guard = guard(&server, [policy("plan", "5/1h"), policy("day", "9/1d")]).prefix("app:");
+    assert!(guard.take("alice", ()).await.is_ok());
+    let warnings = warnings.told();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.contains("give the user ~app:plan:* ~app:day:* by ACL SETUSER"), "{warning}");
+    assert!(!warning.contains("alice"), "{warning}");
 }

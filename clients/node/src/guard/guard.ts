@@ -263,7 +263,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       if (who !== undefined) place = await takePlace(this.#places, wanted);
     } catch (error) {
       if (isMistake(error) || options.signal?.aborted === true) throw error;
-      this.#failed(error as Error);
+      this.#failed(error as Error, [name]);
       if (fail === "closed") return placed(this.#closed(passage, []));
       if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
     }
@@ -300,7 +300,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       } catch (error) {
         if (isMistake(error)) throw error;
         for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
-        this.#failed(error as Error);
+        this.#failed(error as Error, namesOf(shares));
       }
       for (const [index, { rows }] of asked.noted.entries())
         if (rows !== before[index]) metOf(passage, shares[index] as PolicyShare).rows = rows;
@@ -380,7 +380,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       all = await this.#decideLocally(this.#local, visits, error);
     for (const visit of visits) note(passage, visit);
     if (this.isGone(request, told)) return this.#closed(passage, visits);
-    for (const each of all) if (each instanceof Error) this.#failed(each);
+    for (const [i, each] of all.entries())
+      if (each instanceof Error) this.#failed(each, namesOf(visits[i]?.shares ?? []));
     const [decided] = all as [Answer | Error];
     const isAway = decided instanceof Error;
     if (isAway && this.#options.fail === "closed") return this.#closed(passage, visits);
@@ -406,7 +407,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** Decides in this process what Redis could not decide. */
   #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Answer | Error)[]> {
-    this.#failed(error);
+    this.#failed(error, namesOf(visits.flatMap(({ shares }) => shares)));
     for (const { driver, asked } of visits) void driver.giveBack(asked);
     for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
     return decide(visits);
@@ -426,9 +427,17 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   /** `onOutage` has reported that Redis is away, so the console is not told again for each request. */
-  #failed(error: Error): void {
-    if (!isAway(error)) warn(error);
+  #failed(error: Error, names: readonly string[]): void {
+    if (isAway(error)) return;
+    // Of a key the console has what the application chose, and not whose it is.
+    const keys = names.map((name) => `~${this.#setting.prefix}${name}:*`).join(" ");
+    const help = `: give the user ${keys} by ACL SETUSER, or the guard a prefix that the user has`;
+    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error);
   }
+}
+
+function namesOf(shares: readonly PolicyShare[]): string[] {
+  return shares.map(({ policy }) => policy.name);
 }
 
 /**

@@ -74,7 +74,7 @@ impl Asked {
 
 /// What one step has taken.
 pub(crate) struct Part {
-    asked: Vec<Asked>,
+    pub asked: Vec<Asked>,
     /// The units that it took of each policy at first.
     took: Vec<i64>,
     /// The last answer, and since when it is known.

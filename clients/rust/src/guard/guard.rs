@@ -101,19 +101,33 @@ impl Settings {
         }
     }
 
-    /// Warns at most once a second of requests that Redis did not decide. That it is away is told by
+    /// Warns at most once a second of requests that Redis did not decide, and of which names. That it is away is told by
     /// [`Nodes`](super::away::Nodes).
-    fn tell_failed(&self, error: &RedisError) {
+    fn tell_failed<'a>(&self, error: &RedisError, names: impl IntoIterator<Item = &'a str>) {
         if is_away(error) {
             return;
         }
         let (requests, warned) = &mut *locked(&self.failed);
         *requests += 1;
         if warned.is_none_or(|warned| warned.elapsed() >= INTERVAL) {
-            tracing::warn!("Redis does not decide: {error} (requests: {requests})");
+            // Of a key the log has what the application chose, and not whose it is.
+            let keys = names
+                .into_iter()
+                .map(|name| format!("~{}{name}:*", self.prefix))
+                .collect::<Vec<_>>()
+                .join(" ");
+            let is_right = error.code() == Some("NOPERM");
+            let help =
+                format!(": give the user {keys} by ACL SETUSER, or the guard a prefix that the user has");
+            let help = if is_right { help } else { String::new() };
+            tracing::warn!("Redis does not decide: {error}{help} (requests: {requests})");
             (*requests, *warned) = (0, Some(Instant::now()));
         }
     }
+}
+
+fn names(asked: &[Asked]) -> impl Iterator<Item = &str> {
+    asked.iter().map(|asked| asked.policy.name())
 }
 
 /// The refusal by a limit that its route cannot name. It tells which code to write.
@@ -323,8 +337,12 @@ impl Guard {
         let (outer, groups) = self.groups(request, &Costs::default()).await?;
         let shares: Vec<Share> = groups.iter().flatten().map(|asked| asked.share.clone()).collect();
         let looked = self.asker.peek(&shares).await;
-        let mut looked =
-            self.or_local(looked, async |local| local.peek(&shares).await).await?.map(Vec::into_iter);
+        let mut looked = self
+            .or_local(looked, groups.iter().flat_map(|asked| names(asked)), async |local| {
+                local.peek(&shares).await
+            })
+            .await?
+            .map(Vec::into_iter);
         let parts = groups.into_iter().map(|asked| {
             let answer = match &mut looked {
                 Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
@@ -358,7 +376,7 @@ impl Guard {
         }
         let held = self.places.hold(&key, n).await;
         let local = async |local: &Asker| self.places.by(local.clone()).hold(&key, n).await;
-        match self.or_local(held, local).await? {
+        match self.or_local(held, [name], local).await? {
             Ok(Some(hold)) => Ok(hold),
             Ok(None) => {
                 let (limited, reset_after) = (true, self.places.ttl);
@@ -376,6 +394,7 @@ impl Guard {
     async fn or_local<T>(
         &self,
         answered: RedisResult<T>,
+        names: impl IntoIterator<Item = &str>,
         ask: impl AsyncFnOnce(&Asker) -> RedisResult<T>,
     ) -> Result<RedisResult<T>, Refusal> {
         match answered {
@@ -383,7 +402,7 @@ impl Guard {
                 Err(Refusal::misused(mistake.detail().unwrap_or_default()))
             }
             Err(error) => {
-                self.settings.tell_failed(&error);
+                self.settings.tell_failed(&error, names);
                 let is_local = self.settings.fail == Some(Fail::Local);
                 Ok(if is_local { ask(&self.local).await } else { Err(error) })
             }
@@ -499,7 +518,7 @@ impl Guard {
         let (mut parts, mut away) = (Vec::new(), None);
         for (answered, asked) in asked {
             let (mut held, answer) = answered.await;
-            let answer = self.or_local(answer, async |local| {
+            let answer = self.or_local(answer, names(&asked), async |local| {
                 let answer;
                 (held, answer) = local.take(shares(&asked)).await;
                 answer
@@ -551,8 +570,8 @@ impl Guard {
         let parts = decision.share_out(|name| used.of(name));
         // All are sent at once, so that none is left out if this future is dropped.
         let settled: Vec<_> = parts.iter().map(|(part, used)| part.settle(used.clone())).collect();
-        for settled in settled {
-            settled.await.unwrap_or_else(|error| self.settings.tell_failed(&error));
+        for (settled, (part, _)) in settled.into_iter().zip(&parts) {
+            settled.await.unwrap_or_else(|error| self.settings.tell_failed(&error, names(&part.asked)));
         }
         Ok(())
     }
