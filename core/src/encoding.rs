@@ -392,7 +392,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             word = word.strip_prefix(b"/")?;
             Quota::new(limit, read_window(&mut word)?)?
         } else {
-            Recorded::quota(read_window(&mut word)?, false)
+            Recorded::quota(read_window(&mut word)?, forgot)
         };
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;

@@ -61,7 +61,7 @@ fn decide(call: &mut Call, request: Request) -> Result<(), Refusal> {
         let Request { algorithm, quotas, cost, time, .. } = request;
         key.call().replicate(name, move || {
             let back = outcome.moved_back_to(time.clock);
-            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome))
+            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome, back))
         });
     }
     let call = commit::carry_out(key, fresh, pending);

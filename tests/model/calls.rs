@@ -141,7 +141,7 @@ pub fn answer_and_send(
         let answer = request.run(&mut key, &mut fresh)?;
         if answer.pending.is_any() {
             let back = answer.outcome.moved_back_to(UnixMs::saturating(now));
-            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome);
+            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome, back);
             send(answer.pending.effect(back, recorded));
         }
         key.carry_out(fresh, answer.pending);

@@ -50,7 +50,7 @@ impl Host {
         let answer = request.run(&mut key, &mut fresh).expect("the windows fit");
         if answer.pending.is_any() {
             let back = answer.outcome.moved_back_to(time.clock);
-            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome);
+            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome, back);
             let effect = answer.pending.effect(back, recorded);
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }

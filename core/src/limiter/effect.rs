@@ -54,9 +54,16 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// What a request has counted or given back. [`Pending::effect`] adds how the key moved.
+    /// What a request has counted or given back, in a key whose expiry did not change. [`Pending::effect`] sets how the key moved again,
+    /// expiry included. Without `back` here, the compiler makes an allowed RL.FIXED 1 % slower (`make check-instructions`).
     #[inline(always)]
-    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
+    pub fn of(
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        cost: Cost,
+        outcome: &Outcome,
+        back: Option<MoveBack>,
+    ) -> Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -71,7 +78,7 @@ impl Recorded {
             quotas: quotas.iter().map(told).collect(),
             forgot,
             awaited: outcome.change.awaited,
-            moved: Moved::default(),
+            moved: Moved { back, expires: None },
         }
     }
 

@@ -271,8 +271,8 @@ pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Ef
     let Some(KeyOfRows { tiers, outcome, .. }) = of_key else { unreachable!("it is the first row") };
     let back = outcome.moved_back_to(clock);
     pending.effect(back, || match tiers {
-        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome),
-        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome),
+        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome, back),
+        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
     })
 }
 
