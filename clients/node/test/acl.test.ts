@@ -58,7 +58,7 @@ for (const [name, connect] of Object.entries(libraries)) {
         { name: "plan", quotas: "5/h" },
         { name: "day", quotas: "9/d" },
       ];
-      const guard = new Guard<object>(asking, policies as never, {
+      const guard = new Guard<express.Request>(asking, policies, {
         prefix: "app:",
         key: () => "alice",
         timeoutMs: 30_000,
