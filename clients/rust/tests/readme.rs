@@ -18,7 +18,7 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_first_program_prints_what_stands_below_it() {
     let server = Server::start();
-    let run = program("first", 1, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
+    let run = program("first", 2, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 1));
 }
