@@ -13,12 +13,12 @@ use axum::routing::get;
 use redis::RedisError;
 use redis_rl_client::MemoryLimiter;
 use redis_rl_client::web::{Decision, Fail, Guard, Policies, Policy, Refusal};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 
 use crate::limits::{Warnings, ask, ask_as, guard, policy};
-use crate::server::{Server, wait_for};
+use crate::server::{PATIENCE, Server, wait_for};
 
 /// What `on_limited` is told: whether the request passes, and which policies refuse.
 fn hear(guard: Guard) -> (Guard, Arc<Mutex<Vec<String>>>) {
@@ -101,6 +101,33 @@ async fn a_limit_of_several_routes_needs_a_name_and_then_they_share_it() {
     let bare = ServiceBuilder::new().layer(guard.limit("2/1h").expect("a text").layer()).service(hello);
     let response = bare.oneshot(Request::new(String::new())).await.expect("a response");
     assert!(response.body().contains("its route is not known: give it a name"), "{}", response.body());
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_without_the_module_is_told_by_the_log() {
+    let mut server = Server::start();
+    let app = Router::new().route("/", get("hello")).layer(guard(&server, [policy("all", "9/1h")]).layer());
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    assert_eq!(ask(&app, "/").await.status, 200);
+    server.kill();
+    assert_eq!(ask(&app, "/").await.status, 200);
+    let told = warnings.told();
+    assert!(told.len() == 1 && told[0].starts_with("Redis is away: "), "{told:?}");
+    server.restart_without_module();
+    let told = timeout(PATIENCE, async {
+        loop {
+            assert_eq!(ask(&app, "/").await.status, 200);
+            let told = warnings.told();
+            if !told.is_empty() {
+                return told;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let told = told.await.expect("the log tells it");
+    assert!(told.len() == 1 && told[0].contains("has not loaded the redis-rl module"), "{told:?}");
+    assert!(!told[0].contains("192.0.2.1"), "{told:?}");
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_first_program_prints_what_stands_below_it() {
     let server = Server::start();
-    let run = program("first", 1, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
+    let run = program("first", 3, &[("redis://127.0.0.1/", &server.url())]).output().expect("cargo runs");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert_eq!(String::from_utf8_lossy(&run.stdout), block("```text", 1));
 }
@@ -26,7 +26,7 @@ fn the_first_program_prints_what_stands_below_it() {
 #[test]
 fn the_service_answers_what_stands_below_it() {
     let port = server::free_port().to_string();
-    let mut service = program("service", 0, &[("127.0.0.1:8000", &format!("127.0.0.1:{port}"))])
+    let mut service = program("service", 1, &[("127.0.0.1:8000", &format!("127.0.0.1:{port}"))])
         .spawn()
         .expect("cargo runs");
     let ask = |path: &str| {
@@ -69,7 +69,8 @@ fn links_lead_somewhere_wherever_the_pages_are_shown() {
         let targets = page.split("](").skip(1).chain(page.split("]: ").skip(1));
         for target in targets.map(|rest| rest.split([')', '\n']).next().unwrap_or_default()) {
             let of_package = !target.starts_with("https://") && !target.starts_with(['#', '.']);
-            assert!(!of_package || here.join(target).exists(), "{target} is not in the package");
+            let file = target.split('#').next().unwrap_or_default();
+            assert!(!of_package || here.join(file).exists(), "{target} is not in the package");
         }
     }
 }

@@ -144,7 +144,7 @@ fn redis_off_tokio_is_a_mistake_that_the_first_request_is_told_and_no_outage() {
         }
         let no_timers = without_timers().block_on(ask());
         says(no_timers.expect_err("a mistake"), "has no timers: build it with enable_all()");
-        says(without_io().block_on(ask()).expect_err("a mistake"), "build it with enable_all()");
+        says(without_io().block_on(ask()).expect_err("a mistake"), "by enable_all(), and TLS a provider");
         let told = warnings.told();
         assert_eq!(told.len(), 3, "{told:?}");
         assert!(told.iter().all(|told| told.starts_with("requests are answered 500")), "{told:?}");

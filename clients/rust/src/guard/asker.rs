@@ -251,9 +251,12 @@ impl Asker {
     async fn probe(self, node: Node, command: Command) {
         loop {
             // A task of its own: after the timeout the connection still learns of the reply, and is not taken for silent.
-            let asked = tokio::spawn(self.clone().answers(node.clone(), command.clone()));
-            let is_answered = timeout(self.redis().patience(), asked).await;
-            let is_answered = is_answered.is_ok_and(|asked| asked.unwrap_or_default());
+            let asked = tokio::spawn(self.clone().answer(node.clone(), command.clone()));
+            let answer = timeout(self.redis().patience(), asked).await.ok().and_then(Result::ok);
+            if let Some(Err(why)) = &answer {
+                self.nodes().still_away(&node, why);
+            }
+            let is_answered = matches!(answer, Some(Ok(())));
             let Some(wait) = self.nodes().probed(&node, is_answered) else { return };
             sleep(wait).await;
             if !matches!(self.nodes().ask(&node), Err(NotAsked { probes: true, .. })) {
@@ -262,17 +265,18 @@ impl Asker {
         }
     }
 
-    async fn answers(self, node: Node, command: Command) -> bool {
-        match self.redis().node(command.first_key()).await {
-            Err(_) => false,
-            Ok(found) if found != node => {
-                // The key is on another node by now, or the nodes tell their slots again.
-                if node.is_some() {
-                    self.nodes().back(&node);
-                }
-                true
+    /// Whether a probe is answered, or why its node is still away.
+    async fn answer(self, node: Node, command: Command) -> RedisResult<()> {
+        if self.redis().node(command.first_key()).await? != node {
+            // The key is on another node by now, or the nodes tell their slots again.
+            if node.is_some() {
+                self.nodes().back(&node);
             }
-            Ok(_) => self.reply(&command).await.err().is_none_or(|error| !is_away(&error)),
+            return Ok(());
+        }
+        match self.reply(&command).await {
+            Err(error) if is_away(&error) => Err(error),
+            _ => Ok(()),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::RedisError;
 use tokio::time::Instant;
 
-use crate::lines::{Address, Ask, Away};
+use crate::lines::{Address, Ask, Away, known};
 use crate::locked;
 
 /// A node of a cluster; `None` is the only server, or a cluster whose slots are not known yet.
@@ -15,7 +15,7 @@ pub(crate) type Node = Option<Address>;
 pub(crate) type OnOutage = dyn Fn(Outage<'_>) + Send + Sync;
 
 /// What [`on_outage`](crate::web::Guard::on_outage) is told: that Redis, or a node of a cluster, is away from now on, or decides
-/// again. Both have the error that made it count as away.
+/// again. Both have the error for which it counts as away.
 #[derive(Clone, Copy, Debug)]
 pub enum Outage<'a> {
     /// It is away.
@@ -86,6 +86,22 @@ impl Nodes {
         }
     }
 
+    /// A probe tells why a node is away. A server that was restarted without the module, say, was first away because its
+    /// connection broke: what a person can do about it is logged when it is known.
+    pub fn still_away(&self, node: &Node, why: &RedisError) {
+        let help = |error| known(error).map(|known| known.log);
+        let is_news = match locked(&self.away).get_mut(node) {
+            Some((_, said)) if help(why).is_some() && help(why) != help(said) => {
+                *said = why.clone();
+                true
+            }
+            _ => false,
+        };
+        if is_news {
+            self.announcer().log(node, Outage::Begun(why));
+        }
+    }
+
     /// Notes whether a probe was answered. Returns in how long the next one follows, if one does.
     pub fn probed(&self, node: &Node, is_answered: bool) -> Option<Duration> {
         let next = {
@@ -113,6 +129,13 @@ impl Nodes {
 impl Announcer {
     /// Tells once that a node is away, and once that it is back.
     fn tell(&self, node: &Node, outage: Outage<'_>) {
+        self.log(node, outage);
+        if let Some(tell) = &self.on_outage {
+            tell(outage);
+        }
+    }
+
+    fn log(&self, node: &Node, outage: Outage<'_>) {
         #[cfg(feature = "web")]
         {
             let redis =
@@ -121,7 +144,7 @@ impl Announcer {
                 Outage::Ended(_) => tracing::warn!("{redis} decides again"),
                 Outage::Begun(why) => {
                     let begins = if self.is_local { "limits are local: " } else { "" };
-                    let help = crate::lines::known(why).map(|known| format!("{}: ", known.log));
+                    let help = known(why).map(|known| format!("{}: ", known.log));
                     // The server quotes the arguments of an unknown command. The key of a user is among them.
                     let said = why.to_string();
                     let said = said.split(", with args").next().unwrap_or_default();
@@ -129,9 +152,6 @@ impl Announcer {
                 }
             }
         }
-        let _ = node;
-        if let Some(tell) = &self.on_outage {
-            tell(outage);
-        }
+        let _ = (node, outage);
     }
 }

@@ -34,8 +34,8 @@ const MISUSED: &str = "MISUSED";
 pub(crate) const NO_RUNTIME: &str =
     "Redis is asked on a runtime of tokio, and this is none: enter one, or use a MemoryLimiter";
 const NO_TIMERS: &str = "this runtime of tokio has no timers: build it with enable_all()";
-const PANICKED: &str =
-    "connecting has panicked, as on a runtime of tokio without I/O: build it with enable_all()";
+const PANICKED: &str = "connecting has panicked: a runtime of tokio needs I/O, by enable_all(), and TLS a provider of rustls, \
+    by its feature ring or by install_default()";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

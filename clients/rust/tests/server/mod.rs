@@ -190,10 +190,19 @@ impl Server {
 
     /// Starts it again on the same port, without its data.
     pub fn restart(&mut self) {
+        let settings = self.settings.clone();
+        self.restart_with(&settings.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    /// The same without the module.
+    pub fn restart_without_module(&mut self) {
+        self.restart_with(&[]);
+    }
+
+    fn restart_with(&mut self, settings: &[&str]) {
         self.kill();
-        let (port, settings) = (self.port, self.settings.clone());
-        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-        *self = Server::on(|| port, &settings);
+        let port = self.port;
+        *self = Server::on(|| port, settings);
     }
 }
 
