@@ -193,7 +193,7 @@ async function told(
   t: TestContext,
   client: Asking,
   options: GuardOptions<Request>,
-  act: (ask: Ask) => Promise<void>,
+  act: (ask: Ask, lines: readonly string[]) => Promise<void>,
 ) {
   const lines: string[] = [];
   t.mock.method(console, "warn", (line: string) => lines.push(line));
@@ -202,7 +202,7 @@ async function told(
     hooked.push(what === "begun" ? why : undefined);
   };
   const asks = [{}, { onOutage }].map((hooks) => guarded(client, "key", { ...options, ...hooks }));
-  await act(async () => (await Promise.all(asks.map((ask) => ask())))[0] as number);
+  await act(async () => (await Promise.all(asks.map((ask) => ask())))[0] as number, lines);
   return { lines, hooked: hooked.map((error) => error?.message) };
 }
 
@@ -278,6 +278,26 @@ for (const [name, connect] of Object.entries(libraries)) {
       assert.deepEqual(lines.slice(1), end === undefined ? [] : ["Redis decides on rate limits again"]);
       assert.equal(hooked.length, lines.length);
     });
+
+  test(`${name}: an outage whose cause a person can mend is told again once a probe finds that out`, async (t) => {
+    const server = await Server.start();
+    const { client, ping, stop } = connect(server.url);
+    open.push(stop, () => server.stop());
+    await ping();
+    const { lines, hooked } = await told(t, client, { timeoutMs: 100 }, async (ask, lines) => {
+      server.freeze();
+      await waitFor("the outage", async () => (await ask()) && lines.length === 1);
+      server.thaw();
+      await command(server, "CONFIG", "SET", "maxmemory", "1");
+      await waitFor("the cause", async () => (await ask()) && lines.length > 1);
+      await command(server, "CONFIG", "SET", "maxmemory", "0");
+      await waitFor("the end", async () => (await ask()) && lines.length > 2);
+    });
+    assert.match(lines[0] ?? "", /^Redis is away, requests pass: /);
+    assert.match(lines[1] ?? "", /^Redis is away, requests pass: the server has reached maxmemory/);
+    assert.deepEqual(lines.slice(2), ["Redis decides on rate limits again"]);
+    assert.equal(hooked.length, 2);
+  });
 
   const refusals: [string, RegExp, ...settings: string[]][] = [
     ["too many clients", /: the server has too many connections: raise maxclients/, "maxclients", "1"],

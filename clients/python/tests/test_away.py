@@ -132,6 +132,27 @@ def test_the_log_says_once_what_a_person_should_do(
 
 
 @kinds
+def test_an_outage_whose_cause_a_person_can_mend_is_logged_again_once_a_probe_finds_that_out(
+    kind: str, own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    outages = {"on_outage": lambda what, why: told.append(what)}
+    with own_server.client() as raw, deciding(kind, own_server.port, **outages) as decide:
+        assert decide()
+        own_server.freeze()
+        wait_for("the outage", lambda: decide() is None)
+        own_server.thaw()
+        raw.config_set("maxmemory", 1)
+        wait_for("the cause", lambda: decide() is None and len(caplog.messages) > 1)
+        raw.config_set("maxmemory", 0)
+        wait_for("the end", lambda: bool(decide()) and len(caplog.messages) > 2)
+    first, cause, *end = caplog.messages
+    assert first.startswith("Redis is away: no answer in time")
+    assert cause.startswith("Redis is away: the server has reached maxmemory")
+    assert (end, told) == (["Redis decides again"], ["begun", "ended"])
+
+
+@kinds
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize(
     ("spoil", "client", "says"),

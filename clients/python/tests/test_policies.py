@@ -284,7 +284,7 @@ async def test_a_request_for_which_redis_came_back_too_late_is_not_logged(
         # The request knows that Redis is away. The answers to two probes come before it is told.
         await asyncio.sleep(0)
         while guard._nodes.are_away:
-            guard._nodes.probed(None, True)
+            guard._nodes.probed(None, None)
         assert not (await asking).policies
     assert [message.partition(":")[0] for message in caplog.messages] == ["Redis is away", "Redis decides again"]
 

@@ -21,12 +21,12 @@ import type { Share } from "../keys/rules.js";
 import { Away } from "../lines/away.js";
 import { isAway } from "../lines/errors.js";
 import { Alarm, later, now } from "../lines/ticks.js";
-import type { OnOutage } from "./warning.js";
+import { isNews, type OnOutage } from "./warning.js";
 
 /** A node that is away. */
 interface Outage {
   readonly away: Away;
-  readonly reason: Error;
+  reason: Error;
   readonly node: string;
   /** A key that the node held when it was found away: once another node has that key, the outage is over. */
   readonly key: Key;
@@ -256,14 +256,19 @@ export class Driver {
       else if (this.outages.get(outage.node) === outage && away.ask(now()) === "probe")
         this.#probe(outage, words);
     };
-    const probed = (isAnswered: boolean) => {
+    const probed = (error?: Error) => {
+      const isAnswered = error === undefined;
+      if (!isAnswered && isNews(this.onOutage, error, outage.reason)) {
+        outage.reason = error;
+        this.onOutage("begun", error, outage.node);
+      }
       if (away.probed(now(), isAnswered) === "ends") this.#end(outage);
       else if (isAnswered) probeAt(away.nextProbeMs ?? 0);
     };
     const { send, ticks } = this.asker;
     ticks.within(send(words)).then(
-      () => probed(true),
-      (error: unknown) => probed(!isAway(error as Error)),
+      () => probed(),
+      (error: unknown) => probed(isAway(error as Error) ? (error as Error) : undefined),
     );
   }
 

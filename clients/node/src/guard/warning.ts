@@ -11,11 +11,24 @@ export type OnOutage = (what: "begun" | "ended", why: Error, node: string) => vo
 
 /** Reports that Redis is away, what follows and what to do about it, and that it is back. */
 export function outageLog(meanwhile: string): OnOutage {
-  return (what, why, node) => {
+  const log: OnOutage = (what, why, node) => {
     const redis = node === "" ? "Redis" : `Redis at ${node}`;
     if (what === "ended") console.warn(`${redis} decides on rate limits again`);
     else console.warn(`${redis} is away, ${meanwhile}: ${reasonOf(why)}`);
   };
+  logs.add(log);
+  return log;
+}
+
+const logs = new WeakSet<OnOutage>();
+
+/**
+ * Whether the console is to be told again why Redis is away: a person can do something about this error, and not what
+ * was told before. A server that was restarted without the module, say, was first away because its connection broke.
+ */
+export function isNews(onOutage: OnOutage, error: Error, before: Error): boolean {
+  const log = knownError(error)?.log;
+  return logs.has(onOutage) && log !== undefined && log !== "" && log !== knownError(before)?.log;
 }
 
 function reasonOf(error: Error): string {

@@ -149,7 +149,7 @@ class InLoop(Asking):
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 
     def _end_probe(self, node: Node, share: Share, reply: Any) -> None:
-        seconds = self._nodes.probed(node, not is_away(reply))
+        seconds = self._nodes.probed(node, reply if is_away(reply) else None)
         if seconds is not None:
             self._loop.call_later(max(seconds, 0) + 0.001, self._probe_again, node, share, context=Context())
 

@@ -64,13 +64,26 @@ class Nodes:
         self._away[node] = entry
         if len(self._away) > 1:
             return
+        self._log(error)
+        self._tell("begun")
+
+    def _log(self, error: Exception) -> None:
         said = said_by(error)
         state = state_of(said)
         # The server quotes the words of an unknown command, and with them a user's key, which stays out of the log.
         reply = text_of(said).partition(", with args")[0]
         self._why = f"{state.log} ({reply})" if state else str(error).rstrip(".") or repr(error)
         _log.warning("Redis is away: %s; %s", self._why, self._meanwhile)
-        self._tell("begun")
+
+    def _still_away(self, entry: _Entry, error: Exception) -> None:
+        """Logs why a node is still away, if a person can do something else about it than was logged before.
+
+        A server that was restarted without the module, say, was first away because its connection broke.
+        """
+        state, before = state_of(said_by(error)), state_of(said_by(entry.error))
+        if state and state.log and state != before:
+            entry.error = copy(error)
+            self._log(error)
 
     def _ended(self) -> None:
         _log.warning("Redis decides again")
@@ -111,16 +124,21 @@ class Nodes:
         entry = self._away.get(node)
         return copy(entry.error) if entry else None
 
-    def probed(self, node: Node, answered: bool) -> float | None:
-        """Notes whether a probe was answered in time. Returns the seconds until another is due, if one is."""
+    def probed(self, node: Node, error: Exception | None) -> float | None:
+        """Notes that a probe was answered in time, or why the node is still away.
+
+        Returns the seconds until another probe is due, if one is.
+        """
         told: list[float | None] = []
-        self._turns.bring(lambda: told.append(self._probed(node, answered)))
+        self._turns.bring(lambda: told.append(self._probed(node, error)))
         return told[0] if told else None
 
-    def _probed(self, node: Node, answered: bool) -> float | None:
-        entry = self._away.get(node)
+    def _probed(self, node: Node, error: Exception | None) -> float | None:
+        entry, answered = self._away.get(node), error is None
         if entry is None:
             return None
+        if error:
+            self._still_away(entry, error)
         if entry.away.probed(_now_ms(), answered) != "ends":
             next_ms = entry.away.next_probe
             return (next_ms - _now_ms()) / 1000 if answered and next_ms is not None else None

@@ -328,7 +328,7 @@ class InProcess(Asking):
             call.is_probe = False
             for node in set(nodes):
                 of_node = [reply for reply, other in zip(replies, nodes, strict=True) if other == node]
-                self._nodes.probed(node, not any(map(is_away, of_node)))
+                self._nodes.probed(node, next(filter(is_away, of_node), None))
         return replies
 
     def _forget(self) -> None:
