@@ -228,6 +228,62 @@ async def test_a_task_that_is_cancelled_gives_its_turn_back(server: Server, raw:
         assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=10)
 
 
+async def test_tasks_that_are_cancelled_together_lose_no_turn(server: Server, raw: redis.Redis) -> None:
+    told: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        told.append(seconds)
+        await asyncio.Future()
+
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, clock=Clock(), sleep=sleep)
+        assert await limiter.acquire("bucket", "k", "1/10s")
+        tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(20)]
+        await until(lambda: len(told) == 20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: calls(raw, "rl.bucket") == 41)
+        assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=10)
+
+
+async def test_turns_on_their_way_to_tasks_that_are_cancelled_together_go_back(
+    server: Server, raw: redis.Redis
+) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, clock=Clock())
+        assert await limiter.acquire("bucket", "k", "1/10s")
+        with paused(raw):
+            tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(20)]
+            await until(lambda: blocked(raw))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: calls(raw, "rl.bucket") == 41)
+        assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=10)
+
+
+def test_tasks_that_are_cancelled_together_when_the_loop_ends_lose_no_turn(server: Server, raw: redis.Redis) -> None:
+    clock, told = Clock(), []
+
+    async def sleep(seconds: float) -> None:
+        told.append(seconds)
+        await asyncio.Future()
+
+    async def work() -> None:
+        limiter = AsyncRateLimiter(redis.asyncio.Redis(port=server.port), clock=clock, sleep=sleep)
+        assert await limiter.acquire("bucket", "k", "1/10s")
+        tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(20)]
+        await until(lambda: len(told) == 20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(work())
+    wait_for("turns that go back", lambda: calls(raw, "rl.bucket") == 41)
+    assert RateLimiter(raw, clock=clock).peek("k", "1/10s").retry_after == timedelta(seconds=10)
+
+
 def test_a_thread_that_is_interrupted_gives_its_turn_back(raw: redis.Redis) -> None:
     def sleep(_: float) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_a_name_is_quoted_or_refused() -> None:
 def test_the_address_is_what_the_outermost_proxy_saw(forwarded: str, proxies: int, client: str) -> None:
     scope = {"client": ("192.0.2.1", 1234), "headers": [(b"x-forwarded-for", forwarded.encode())]}
     assert client_address(proxies)(scope) == client
+
+
+@pytest.mark.parametrize("proxies", [-1, "1", 1.0, None])
+def test_a_number_of_proxies_that_would_name_the_clients_own_claim_is_refused(proxies: Any) -> None:
+    with pytest.raises(ValueError, match="proxies is how many of your own"):
+        client_address(proxies)
 
 
 def test_long_addresses_are_not_remembered() -> None:

@@ -96,6 +96,7 @@ def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Ser
             generated = await client.post("/generate", headers=rich)
             left = (await client.get("/limits", headers=rich)).json()
             assert left.keys() == {"everybody", "paid"}
+            assert (await client.get("/stream", headers=rich)).text == "said"
             return [generated, *[await client.get("/search", headers=poor) for _ in range(21)]]
 
     generated, *found, refused = asyncio.run(ask())
@@ -118,7 +119,7 @@ def test_the_code_of_the_adapters_runs(server: Server) -> None:
 
 
 def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:
-    run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=4)
+    run(RECIPES[RECIPES.index("## Tests of applications") :], server, prints=5)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the linters need Python 3.11")

@@ -28,7 +28,7 @@ _STATE: Any = web.RequestKey("redis_rl", dict) if hasattr(web, "RequestKey") els
 
 def client_address(proxies: int = 0) -> Callable[[web.Request], str]:
     """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
-    return lambda request: behind(proxies, request.remote, request.headers.getall("X-Forwarded-For", ()))
+    return behind(proxies, lambda request: (request.remote, request.headers.getall("X-Forwarded-For", ())))
 
 
 class Refused(web.HTTPException):

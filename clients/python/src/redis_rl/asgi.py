@@ -74,11 +74,11 @@ def client_address(proxies: int = 0) -> Callable[[Scope], str]:
     a proxy share one limit; with too large a one a client chooses whom it is taken for.
     """
 
-    def client(scope: Scope) -> str:
+    def seen(scope: Scope) -> tuple[str | None, list[str]]:
         values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
-        return behind(proxies, (scope.get("client") or (None,))[0], values)
+        return (scope.get("client") or (None,))[0], values
 
-    return client
+    return behind(proxies, seen)
 
 
 class Refused(HTTPException):

@@ -28,12 +28,9 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 def client_address(proxies: int = 0) -> Callable[[HttpRequest], str]:
     """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
-
-    def client(request: HttpRequest) -> str:
-        forwarded = request.META.get("HTTP_X_FORWARDED_FOR")
-        return behind(proxies, request.META.get("REMOTE_ADDR"), [forwarded] if forwarded else ())
-
-    return client
+    return behind(
+        proxies, lambda request: (request.META.get("REMOTE_ADDR"), [request.META.get("HTTP_X_FORWARDED_FOR", "")])
+    )
 
 
 class Guard(SyncGuard):

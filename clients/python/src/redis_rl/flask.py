@@ -20,7 +20,7 @@ __all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "clie
 
 def client_address(proxies: int = 0) -> Callable[[Request], str]:
     """Limits by network address where nobody logs in: see :func:`redis_rl.asgi.client_address`."""
-    return lambda request: behind(proxies, request.remote_addr, request.headers.getlist("X-Forwarded-For"))
+    return behind(proxies, lambda request: (request.remote_addr, request.headers.getlist("X-Forwarded-For")))
 
 
 _View = TypeVar("_View", bound=Callable[..., Any])

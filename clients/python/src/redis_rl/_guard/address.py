@@ -5,19 +5,34 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import TypeVar
+
+from .._commands.wire import is_whole
+
+_Request = TypeVar("_Request")
 
 _log = logging.getLogger("redis_rl")
 # The first 96 bits of ::1.2.3.4, ::ffff:1.2.3.4, ::ffff:0:1.2.3.4 and 64:ff9b::1.2.3.4.
 _IPV4_IN_IPV6 = {0, 0xFFFF, 0xFFFF_0000, 0x0064_FF9B << 64}
 
 
-def behind(proxies: int, peer: str | None, forwarded: Iterable[str]) -> str:
-    """Returns the address that the outermost of ``proxies`` saw, by the values of X-Forwarded-For."""
-    hops = [hop.strip() for hop in ",".join(forwarded).split(",")] if proxies else []
-    path = [peer, *reversed([hop for hop in hops if hop])]
-    return network(path[min(proxies, len(path) - 1)])
+def behind(proxies: int, seen: Callable[[_Request], tuple[str | None, Iterable[str]]]) -> Callable[[_Request], str]:
+    """Returns a function of the request that returns the address that the outermost of ``proxies`` saw.
+
+    ``seen`` returns the address at the other end of the connection, and the values of X-Forwarded-For.
+    """
+    if not is_whole(proxies) or proxies < 0:
+        raise ValueError(f"proxies is how many of your own stand in front of the service, 0 or more: {proxies!r}")
+
+    def client(request: _Request) -> str:
+        peer, forwarded = seen(request)
+        hops = [hop.strip() for hop in ",".join(forwarded).split(",")] if proxies else []
+        path = [peer, *reversed([hop for hop in hops if hop])]
+        return network(path[min(proxies, len(path) - 1)])
+
+    return client
 
 
 def network(address: str | None) -> str:

@@ -30,6 +30,8 @@ class InLoop(Asking):
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
+        # The commands that give turns back, until the end of this turn of the loop.
+        self._turns: list[Command] = []
         self._is_telling = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -121,7 +123,31 @@ class InLoop(Asking):
             waiters, request.waiter = request.waiter or (), None
             for waiter in waiters:
                 _set(waiter, answer)
-        for command in step.commands:
+        self._send(command for command in step.commands if not self._is_put_off(command))
+        if self.keys.next_tick_ms is not None:
+            self._set_timer(self.keys.next_tick_ms)
+        return step.commands
+
+    def _is_put_off(self, command: Command) -> bool:
+        """Puts off what gives a turn back, since tasks are often cancelled together, in the order in which they asked.
+
+        A turn goes back only if nobody stands behind it. So the last one has to go first, or all but one are lost.
+        """
+        if not command.is_turn:
+            return False
+        if not self._turns:
+            self._loop.call_soon(self._give_turns_back, context=Context())
+        self._turns.append(command)
+        return True
+
+    def _give_turns_back(self) -> None:
+        turns, self._turns = self._turns, []
+        self._send(sorted(turns, key=lambda command: command.at or 0, reverse=True))
+        # The loop may end in the next turn.
+        self.lines.write_now()
+
+    def _send(self, commands: Iterable[Command]) -> None:
+        for command in commands:
             if command.size or not command.awaits_reply:
                 self._under_way.add(command)
             key = command.shares[0].key
@@ -130,9 +156,6 @@ class InLoop(Asking):
                 self._loop.call_soon(end, error)
                 continue
             self.lines.send(key, command.words(self.as_of()), end, command.is_wanted)
-        if self.keys.next_tick_ms is not None:
-            self._set_timer(self.keys.next_tick_ms)
-        return step.commands
 
     def _end(self, command: Command, node: Node, reply: Any) -> None:
         if command in self._under_way:
