@@ -309,6 +309,22 @@ describe("a guard's hold", () => {
     }
   });
 
+  test("is not for a client that has left, or leaves while it waits: nobody would tell the handler to end", async () => {
+    const { memory, clock, used } = limiter();
+    const guard = guardOf(memory, { name: "requests", quotas: "9/m" });
+    const response = { destroyed: false, writableEnded: false, headersSent: true };
+    const request = { ...requestOf(), res: response } as unknown as Asked;
+    assert.equal((await guard.take(request, { name: "used", quotas: "9/m" })).allowed, true);
+    const place = await guard.hold(requestOf(), "streams", 1);
+    const waiting = guard.hold(request, "streams", 1, { timeoutMs: 5000, sleep: clock.sleep });
+    response.destroyed = true;
+    await place.release();
+    const { allowed, held, status } = await waiting;
+    assert.deepEqual([allowed, held, status, await used("streams:ada")], [false, false, 503, 0]);
+    assert.equal((await guard.hold(request, "streams", 1)).allowed, false);
+    assert.equal((await guard.hold(requestOf(), "streams", 1)).held, true);
+  });
+
   test("is a Response where the framework has those", async () => {
     const { memory } = limiter();
     const guard = new FetchGuard(memory, [], { key: () => "ada" });

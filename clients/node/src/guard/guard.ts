@@ -258,6 +258,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const wanted = wantedOf(key, limit, { ...options, clock });
     for (const { share } of passage.met.values())
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
+    const isGone = () => this.isGone(request, passage.response as S | undefined);
+    if (isGone()) return placed(this.#closed(passage, []));
     let place: Hold | undefined;
     try {
       if (who !== undefined) place = await takePlace(this.#places, wanted);
@@ -266,6 +268,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       this.#failed(error as Error);
       if (fail === "closed") return placed(this.#closed(passage, []));
       if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
+    }
+    // Its handler would wait in vain for the client to leave, and hold the place without end.
+    if (isGone()) {
+      await place?.release();
+      return placed(this.#closed(passage, []));
     }
     if (place === undefined || place.held) return placed(decisionOf(passage.met.values()), place);
     giveBack(passage, []);
