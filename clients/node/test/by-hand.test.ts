@@ -167,6 +167,22 @@ describe("take", () => {
     await guard.settle(request, { tokens: 31 });
     assert.equal(await used("tokens:ada"), 31);
   });
+
+  test("of a socket that takes for days the last hundred takes are kept, to be settled; the others stay counted", async () => {
+    const { memory, used } = limiter();
+    const guard = guardOf(memory, { name: "messages", quotas: "1000/m", cost: 2 });
+    const request = requestOf();
+    for (let i = 0; i < 150; i++) await guard.take(request);
+    assert.equal(await used("messages:ada"), 300);
+    for (const [messages, counted] of [
+      [240, 240],
+      [10, 100],
+      [310, 310],
+    ] as const) {
+      await guard.settle(request, { messages });
+      assert.equal(await used("messages:ada"), counted);
+    }
+  });
 });
 
 describe("peek", () => {
