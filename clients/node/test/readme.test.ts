@@ -15,7 +15,8 @@ const pages = new Map(
 );
 
 /** Those have tests in recipes.test.ts. */
-const OF_RECIPES = /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile/;
+const OF_RECIPES =
+  /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile|event-stream|"upgrade"/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]
