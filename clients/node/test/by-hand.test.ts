@@ -167,6 +167,22 @@ describe("take", () => {
     await guard.settle(request, { tokens: 31 });
     assert.equal(await used("tokens:ada"), 31);
   });
+
+  test("of a socket that takes for days the last hundred takes are kept, to be settled; the others stay counted", async () => {
+    const { memory, used } = limiter();
+    const guard = guardOf(memory, { name: "messages", quotas: "1000/m", cost: 2 });
+    const request = requestOf();
+    for (let i = 0; i < 150; i++) await guard.take(request);
+    assert.equal(await used("messages:ada"), 300);
+    for (const [messages, counted] of [
+      [240, 240],
+      [10, 100],
+      [310, 310],
+    ] as const) {
+      await guard.settle(request, { messages });
+      assert.equal(await used("messages:ada"), counted);
+    }
+  });
 });
 
 describe("peek", () => {
@@ -307,6 +323,22 @@ describe("a guard's hold", () => {
       await guard.take(requestOf(), { name: "item", quotas: "9/m" });
       assert.deepEqual([told, state.sent <= 2], [["begun"], true]);
     }
+  });
+
+  test("is not for a client that has left, or leaves while it waits: nobody would tell the handler to end", async () => {
+    const { memory, clock, used } = limiter();
+    const guard = guardOf(memory, { name: "requests", quotas: "9/m" });
+    const response = { destroyed: false, writableEnded: false, headersSent: true };
+    const request = { ...requestOf(), res: response } as unknown as Asked;
+    assert.equal((await guard.take(request, { name: "used", quotas: "9/m" })).allowed, true);
+    const place = await guard.hold(requestOf(), "streams", 1);
+    const waiting = guard.hold(request, "streams", 1, { timeoutMs: 5000, sleep: clock.sleep });
+    response.destroyed = true;
+    await place.release();
+    const { allowed, held, status } = await waiting;
+    assert.deepEqual([allowed, held, status, await used("streams:ada")], [false, false, 503, 0]);
+    assert.equal((await guard.hold(request, "streams", 1)).allowed, false);
+    assert.equal((await guard.hold(requestOf(), "streams", 1)).held, true);
   });
 
   test("is a Response where the framework has those", async () => {

@@ -81,6 +81,7 @@ describe("a limiter in memory", () => {
       [() => new RateLimitStore(memory, { prefix: null as never }), /^TypeError: prefix is text/],
       [() => new RateLimitStore(memory, { countRefused: 1 as never }), /^TypeError: countRefused is true or/],
       [() => new RateLimitStorage(memory, { timeout: 5 } as never), /^TypeError: a store has no timeout/],
+      [() => new RateLimitStore(memory, { algorithm: "logs" as "log" }), /^TypeError: algorithm is fixed/],
       [() => rateLimitStore(memory, null as never), /^TypeError: the options of a store/],
       [() => withClock(memory, 5 as never), /^TypeError: clock is a Clock, or a function/],
     ];

@@ -15,7 +15,8 @@ const pages = new Map(
 );
 
 /** Those have tests in recipes.test.ts. */
-const OF_RECIPES = /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile/;
+const OF_RECIPES =
+  /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile|event-stream|"upgrade"/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]
@@ -127,8 +128,8 @@ for (const carries of [true, false])
     }
   });
 
-function headingsOf(page: string): string[] {
-  return [...(pages.get(page) ?? "").matchAll(/^#+ (.*)$/gm)].map(([, heading = ""]) =>
+function headingsOf(text: string): string[] {
+  return [...text.matchAll(/^#+ (.*)$/gm)].map(([, heading = ""]) =>
     heading
       .toLowerCase()
       .replace(/[^\w -]/g, "")
@@ -136,15 +137,16 @@ function headingsOf(page: string): string[] {
   );
 }
 
-test("a link leads to the web or to a page of the package", () => {
+test("a link leads to the web, to a page of the package, or to one of the repository", () => {
   const root = new URL("../node_modules/redis-rl/", import.meta.url);
   for (const [page, text] of pages) {
     assert.ok(existsSync(new URL(page, root)), page);
     for (const [, link = ""] of text.matchAll(/\]\((.*?)\)/g)) {
       if (link.startsWith("https:")) continue;
       const [to = "", heading] = link.split("#");
-      assert.ok(pages.has(to || page), `${page}: ${link}`);
-      if (heading !== undefined) assert.ok(headingsOf(to || page).includes(heading), `${page}: ${link}`);
+      assert.ok(to.startsWith("../") || pages.has(to || page), `${page}: ${link}`);
+      const there = readFileSync(`${process.env.PAGES ?? ".."}/${to || page}`, "utf8");
+      if (heading !== undefined) assert.ok(headingsOf(there).includes(heading), `${page}: ${link}`);
     }
   }
 });

@@ -4,6 +4,8 @@ import assert from "node:assert/strict";
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync, unwatchFile, writeFileSync } from "node:fs";
+import http from "node:http";
+import type { AddressInfo, Socket } from "node:net";
 import { test } from "node:test";
 import { register } from "prom-client";
 import ts from "typescript";
@@ -128,6 +130,54 @@ test("the recipe for Next.js: clients by their address, and those without one to
     assert.deepEqual(statuses, [200, 200, 429]);
   }
   assert.equal(await command(server, "EXISTS", "search:unknown", "search:192.0.2.7"), 2);
+});
+
+test("the recipes for streams and sockets: places are held as long as they are open, and messages are counted", async () => {
+  const { web } = await imported<{ web: http.Server }>(
+    "never shown",
+    `import express from "express";
+    const app = express();
+    const guard = new Guard(client, []);
+    ${blockWith("event-stream")}
+    ${blockWith('"upgrade"')}
+    export const web = server.listen(0, "127.0.0.1");`,
+  );
+  if (!web.listening) await once(web, "listening");
+  const { port } = web.address() as AddressInfo;
+  const opening = async (path: string, headers = {}) => {
+    const asked = http.get({ port, host: "127.0.0.1", path, headers, agent: false }).on("error", () => {});
+    const [{ statusCode }, socket] = (await Promise.race([
+      once(asked, "response"),
+      once(asked, "upgrade"),
+    ])) as [http.IncomingMessage, Socket | undefined];
+    const close = () => (socket ?? asked).destroy();
+    open.push(() => void close());
+    return { status: statusCode, socket, close };
+  };
+  open.push(() => void web.close());
+  let socket: Socket | undefined;
+  const upgrade = { Connection: "Upgrade", Upgrade: "lines" };
+  for (const [path, headers, status] of [
+    ["/events", {}, 200],
+    ["/", upgrade, 101],
+  ] as const) {
+    const opened = [];
+    for (let i = 0; i < 3; i++) opened.push(await opening(path, headers));
+    assert.deepEqual(
+      opened.map(({ status }) => status),
+      [status, status, 429],
+    );
+    opened[0]?.close();
+    await waitFor("a place", async () => (await opening(path, headers)).status === status);
+    socket = opened[1]?.socket;
+  }
+  let told = "";
+  socket?.on("data", (data) => (told += String(data)));
+  for (let i = 1; i <= 4; i++) {
+    socket?.write("a message");
+    await waitFor("an answer", () => Promise.resolve(told.split("\n").length > i));
+  }
+  assert.equal(told, "yes\nyes\nyes\nno\n");
 });
 
 test("the recipe for answers", async () => {

@@ -94,6 +94,8 @@ interface Met {
   readonly share: PolicyShare;
   /** The newest verdicts on its quotas, or a lease's on the tightest; undefined if none is known. */
   rows: readonly Verdict[] | undefined;
+  /** Units that were taken longer ago than can be settled. */
+  old: number;
 }
 
 /** What a request has met so far, the outermost first. */
@@ -101,7 +103,7 @@ interface Passage {
   readonly response: unknown;
   /** By the policies' names. */
   readonly met: Map<string, Met>;
-  /** What was taken and has not gone back, the oldest first. */
+  /** What was taken and has not gone back, the oldest first; of a handler's, the last `SETTLED_VISITS`. */
   visits: Visit[];
   readonly sets: Set<PolicySet<never>>;
   /** The limits whose middleware it has passed. */
@@ -118,6 +120,9 @@ const MEANWHILE = {
   closed: "requests are answered by 503",
   local: "limits are local, each process's own",
 };
+
+/** Of so many takes a handler can settle what was used. A socket may take for days: all would fill the memory. */
+const SETTLED_VISITS = 100;
 
 /** The property of a request that holds its passage. */
 const PASSAGE = Symbol("passage");
@@ -258,6 +263,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const wanted = wantedOf(key, limit, { ...options, clock });
     for (const { share } of passage.met.values())
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
+    const isGone = () => this.isGone(request, passage.response as S | undefined);
+    if (isGone()) return placed(this.#closed(passage, []));
     let place: Hold | undefined;
     try {
       if (who !== undefined) place = await takePlace(this.#places, wanted);
@@ -266,6 +273,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       this.#failed(error as Error, [name]);
       if (fail === "closed") return placed(this.#closed(passage, []));
       if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
+    }
+    // Its handler would wait in vain for the client to leave, and hold the place without end.
+    if (isGone()) {
+      await place?.release();
+      return placed(this.#closed(passage, []));
     }
     if (place === undefined || place.held) return placed(decisionOf(passage.met.values()), place);
     giveBack(passage, []);
@@ -283,10 +295,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /**
    * Settles what a request has really used, by the names of policies, whichever limit took it; of a policy that it met
-   * several times, all together. Less than its cost is given back, as of the time when it was taken; more is counted
-   * even if that is over the limit. The last settled cost counts. Header fields that were not sent yet are updated. For
-   * a request that was not limited or was refused it does nothing. Rejects if the request has met no limit, or if a name
-   * or a cost is wrong.
+   * several times, all together. Less than its cost is given back, as of the time when it was taken, and at most what
+   * the last hundred takes took; more is counted even if that is over the limit. The last settled cost counts. Header
+   * fields that were not sent yet are updated. For a request that was not limited or was refused it does nothing.
+   * Rejects if the request has met no limit, or if a name or a cost is wrong.
    */
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
@@ -391,6 +403,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (decision.limited) return this.#refused(request, passage, decision);
     passage.isRefused = false;
     passage.isUsed ||= !isBefore;
+    if (passage.isUsed) forgetOld(passage);
     if (told !== undefined) this.tell(told, decision.fields);
     const isTold = all.some((each) => !(each instanceof Error) && each.limited);
     if (isTold) await this.#options.onLimited?.(request, decision);
@@ -492,7 +505,7 @@ function meet({ met }: Passage, share: PolicyShare): void {
   }
   for (const { share } of met.values())
     if (share.key === key) throw oneKey(`the policies ${share.policy.name} and ${name}`, key);
-  met.set(name, { share, rows: undefined });
+  met.set(name, { share, rows: undefined, old: 0 });
 }
 
 function oneKey(both: string, key: string): TypeError {
@@ -507,6 +520,12 @@ function metOf({ met }: Passage, { policy: { name } }: PolicyShare): Met {
 function note(passage: Passage, visit: Visit): void {
   if (!visit.asked.givesBack) passage.visits.push(visit);
   for (const [i, share] of visit.shares.entries()) metOf(passage, share).rows = visit.asked.standing(i);
+}
+
+/** Forgets the oldest visits, whose units stay counted. */
+function forgetOld(passage: Passage): void {
+  for (const { asked, shares } of passage.visits.splice(0, passage.visits.length - SETTLED_VISITS))
+    for (const [i, share] of shares.entries()) metOf(passage, share).old += asked.noted[i]?.units ?? 0;
 }
 
 /** What a policy says after its refusal was told: later decisions are not its own. */
@@ -544,7 +563,7 @@ function settlements(
       return index < 0 ? [] : [[visit, index] as const];
     });
     // The oldest are filled first. The newest has the rest, also if that is more than it took.
-    let left = cost;
+    let left = Math.max(0, cost - (met.get(name)?.old ?? 0));
     for (const [i, [visit, index]] of taken.entries()) {
       const part = i < taken.length - 1 ? Math.min(left, (visit.shares[index] as PolicyShare).cost) : left;
       left -= part;
@@ -556,7 +575,7 @@ function settlements(
 
 /** The decision, what is left of the policies, and the response to a request that is refused. */
 function decisionOf(
-  met: Iterable<Met>,
+  met: Iterable<Omit<Met, "old">>,
   { limited, retryAfterMs }: Pick<Answer, "limited" | "retryAfterMs"> = PASSES,
 ): Decision {
   const policies: [string, Figures | undefined][] = [];

@@ -2,7 +2,7 @@
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Asking } from "../lines/asker.js";
-import type { Algorithm, Verdict } from "../commands/commands.js";
+import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "../guard/leases.js";
@@ -68,7 +68,7 @@ export class RateLimitStore {
       countRefused,
       lease: whole("the units of a lease", lease),
     };
-    this.#rules = new Rules(algorithm, [[MAX_LIMIT, "1m"]], LEASE_MS, 0);
+    this.#rules = new Rules(checkedAlgorithm(algorithm), [[MAX_LIMIT, "1m"]], LEASE_MS, 0);
   }
 
   init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {
