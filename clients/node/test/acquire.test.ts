@@ -187,6 +187,21 @@ describe("acquire", () => {
     assert.deepEqual([next.allowed, next.taken], [true, 1]);
   });
 
+  for (const asked of [true, false])
+    test(`turns of many who are aborted together all go back, ${asked ? "" : "also "}those ${asked ? "that wait" : "on their way"}`, async () => {
+      const leaving = new AbortController();
+      const options = { timeoutMs: 3_600_000, signal: leaving.signal };
+      await acquire(client, "bucket", "key", "1/10s");
+      const waiting = Array.from({ length: 100 }, () => acquire(client, "bucket", "key", "1/10s", options));
+      if (asked) await waitFor("all turns", async () => (await calls(server, "RL.BUCKET")) === 101);
+      leaving.abort();
+      await Promise.all(waiting.map((each) => assert.rejects(each)));
+      await waitFor("all turns to be back", async () => {
+        const { retryAfterMs } = await client.rl.peek("key", "1/10s");
+        return (retryAfterMs ?? 0) <= 10_000;
+      });
+    });
+
   test("of other algorithms one of the process asks, and the others stand in order behind it", async () => {
     const order: number[] = [];
     const wait = (i: number) => acquire(client, "log", "key", "1/50ms").then(() => order.push(i));

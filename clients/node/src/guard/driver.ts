@@ -40,6 +40,8 @@ export class Driver {
   /** The number of replies that are due, and callbacks for when there are none. */
   #due = 0;
   #onIdle: (() => void)[] = [];
+  /** Turns to give back, and what sends them. */
+  readonly #turns: (readonly [at: number, send: () => void])[] = [];
   /** The last time that the clock returned. */
   #lastMs = 0;
   readonly #alarm = new Alarm(
@@ -202,6 +204,7 @@ export class Driver {
     this.#due++;
     let reply: unknown;
     try {
+      if (command.isTurn) await this.#lastTurnFirst(command.at as number);
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
       reply = await this.asker.send(words).catch((error: unknown) => this.#failed(words, error as Error));
     } catch (error) {
@@ -210,6 +213,19 @@ export class Driver {
     this.#due--;
     this.#replied(command, reply);
     if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
+  }
+
+  /**
+   * Waits for the others that give turns back now. Waiters are often aborted together, in the order in which they asked,
+   * and a turn goes back only if nobody stands behind it: the last one has to go first, or all but one are lost.
+   */
+  #lastTurnFirst(at: number): Promise<void> {
+    return new Promise((send) => {
+      if (this.#turns.push([at, send]) > 1) return;
+      queueMicrotask(() => {
+        for (const [, send] of this.#turns.splice(0).sort(([a], [b]) => b - a)) send();
+      });
+    });
   }
 
   #replied(command: Command, reply: unknown): void {
