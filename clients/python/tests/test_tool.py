@@ -297,9 +297,27 @@ def test_a_key_is_blocked_for_its_longest_window_and_unblocked(server: Server, r
     # Also one that has asked for nothing yet, by the algorithm that the file names or that is usual.
     assert tool(server.port, "block", "api:eve", "--quotas", "5/h")[0] == 0
     assert raw.execute_command("RL.LOG", "api:eve", 5, "1h")[0] == 1
-    status, _, errors = tool(server.port, "block", "other", *by)
-    assert (status, errors) == (1, "other: no policy of the file has this name\n")
+    raw.set("api:login:43", "text")
+    status, out, errors = tool(server.port, "block", "other", "api:login:43", "api:login:44", *by)
+    assert (status, out.partition("\t")[0]) == (1, "api:login:44")
+    missing, wrong = errors.splitlines()
+    assert missing == "other: no policy of the file has this name"
+    assert wrong.startswith("api:login:43: WRONGTYPE")
     assert tool(server.port, "block", "api:eve")[0] == 2
+
+
+@pytest.mark.parametrize("algorithm", ["fixed", "sliding", "log"])
+def test_who_has_used_up_the_limit_is_blocked_too_and_keeps_that(
+    server: Server, raw: redis.Redis, algorithm: str
+) -> None:
+    for key in ("full", "blocked"):
+        raw.execute_command(f"RL.{algorithm}", key, 100, "30d", "COST", 100)
+    assert tool(server.port, "unblock", "full", "--quotas", "100/30d")[0] == 0
+    assert tool(server.port, "block", "blocked", "--quotas", "100/30d")[0] == 0
+    assert int(tool(server.port, "inspect", "blocked")[1].split("\t")[3]) == 201
+    assert tool(server.port, "unblock", "blocked", "--quotas", "100/30d")[0] == 0
+    for key in ("full", "blocked"):
+        assert raw.execute_command("RL.PEEK", key, 100, "30d")[:3] == [1, 100, 0]
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -191,14 +191,11 @@ def _bytes(word: str) -> bytes:
     return re.sub(rb"\\([\\nrt]|x[0-9a-f]{2})", read, os.fsencode(word))
 
 
-def check_loaded(nodes: list[Any], key: bytes) -> None:
-    """Raises an error if a node has not loaded the module. Errors about the key or its slot do not matter here."""
+def check_loaded(nodes: list[Any]) -> None:
+    """Raises an error if a node has not loaded the module. No key is asked for, to which the user may have no right."""
     for node in nodes:
-        try:
-            node.execute_command("RL.INFO", key)
-        except redis.ResponseError as error:
-            if (explained := wire.explained(error)) is not error:
-                raise explained from error
+        if "rl" not in [module["name"] for module in node.info("modules").get("modules", ())]:
+            raise ValueError(wire.NOT_LOADED)
 
 
 def table(titles: tuple[str, ...], rows: Iterable[Cells]) -> int:
@@ -270,7 +267,7 @@ def _length(window: timedelta) -> str:
 def list_all(client: Any, options: argparse.Namespace) -> int:
     """Lists limiters by SCAN, which does not block the server."""
     nodes = masters(client)
-    check_loaded(nodes, options.prefix)
+    check_loaded(nodes)
     pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", options.prefix) + b"*"
 
     def rows(node: Any) -> Iterator[Cells]:
@@ -305,33 +302,50 @@ def reset(client: Any, options: argparse.Namespace) -> int:
 
 
 def block(client: Any, options: argparse.Namespace) -> int:
-    """Fills the longest window of keys, and shows for how long they are refused then."""
-    table(_WAITS, [_blocked(client, options, key, is_to_be=True) for key in options.keys])
-    return 0
+    """Counts more than the limit in the longest window of keys, and shows for how long they are refused then."""
+    return _change(client, options, is_to_be=True)
 
 
 def unblock(client: Any, options: argparse.Namespace) -> int:
-    """Gives back what blocking has filled, and nothing else that is counted."""
-    table(_WAITS, [_blocked(client, options, key, is_to_be=False) for key in options.keys])
-    return 0
+    """Gives back what blocking has counted, and nothing else."""
+    return _change(client, options, is_to_be=False)
 
 
-def _blocked(client: Any, options: argparse.Namespace, key: bytes, *, is_to_be: bool) -> Cells:
-    """Fills the longest window of a key unless it is full, or gives that back. Returns how long it is refused then."""
+def _change(client: Any, options: argparse.Namespace, *, is_to_be: bool) -> int:
+    status = 0
+
+    def rows() -> Iterator[Cells]:
+        nonlocal status
+        for key in options.keys:
+            try:
+                yield printable(key), _seconds(_blocked(client, options, key, is_to_be=is_to_be))
+            except redis.exceptions.NoPermissionError:
+                raise
+            except (redis.ResponseError, ValueError) as error:
+                status = 1
+                print(f"{printable(key)}: {error}", file=sys.stderr)
+
+    table(_WAITS, rows())
+    return status
+
+
+def _blocked(client: Any, options: argparse.Namespace, key: bytes, *, is_to_be: bool) -> timedelta | None:
+    """Blocks a key, or gives that back. Returns how long it is refused then."""
     rules = rules_of(key, options)
     if rules is None:
-        raise ValueError(f"{printable(key)}: no policy of the file has this name")
+        raise ValueError("no policy of the file has this name")
     [found] = _asked(client, [("RL.INFO", key)])
     info = wire.info(found)
     command = f"RL.{info.algorithm if info else rules.algorithm}".upper()
-    limit, window = max(rules.quotas, key=lambda pair: wire.timedelta_of(pair[1]))
-    peek = wire.take("RL.PEEK", key, [(limit, window)], 1)
-    [told] = _asked(client, [peek])
-    if wire.verdict(told).limited != is_to_be:
-        cost = limit if is_to_be else -limit
+    limit, _ = max(rules.quotas, key=lambda pair: wire.timedelta_of(pair[1]))
+    # Blocking counts one more than the limit, so that it is told apart from requests, which may have used up the limit.
+    longest = info.windows[-1] if info and info.windows else None
+    used = max(longest.used, (longest.current or 0) + (longest.previous or 0)) if longest else 0
+    if (used > limit) != is_to_be:
+        cost = limit + 1 if is_to_be else -limit - 1
         list(_asked(client, [wire.take(command, key, rules.quotas, cost, force=is_to_be)]))
     [told] = _asked(client, [wire.take("RL.PEEK", key, rules.quotas, 1)])
-    return printable(key), _seconds(wire.verdict(told).retry_after)
+    return wire.verdict(told).retry_after
 
 
 def watch(client: Any, options: argparse.Namespace) -> int:
@@ -369,7 +383,7 @@ def _limited(client: Any, options: argparse.Namespace) -> Iterator[Iterator[Coun
     for each in ends:
         signal.signal(each, signal.default_int_handler)
     nodes = masters(client)
-    check_loaded(nodes, options.prefix)
+    check_loaded(nodes)
     restore: list[Callable[[], object]] = []
     try:
         for node in nodes:
@@ -389,7 +403,9 @@ def _limited(client: Any, options: argparse.Namespace) -> Iterator[Iterator[Coun
         yield iter(lambda: _second(subscriptions, end, options.prefix), None)
     finally:
         for undo in restore:
-            undo()
+            # A master that is gone must not keep the others from it.
+            with suppress(redis.RedisError, OSError):
+                undo()
 
 
 def _second(subscriptions: list[Any], end: float, prefix: bytes) -> Counter[bytes] | None:
