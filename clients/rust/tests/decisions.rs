@@ -62,6 +62,20 @@ async fn a_policy_that_a_request_meets_again_adds_up_and_is_told_once() {
 }
 
 #[tokio::test]
+async fn of_a_long_request_the_first_takes_stay_counted_and_it_is_settled_by_the_sum() {
+    let (memory, _) = memory();
+    let guard = Guard::new(memory, policy("tokens", "1000/1h").key_text("all")).expect("a policy");
+    let taken = guard.take("a", 1).await.expect("it fits");
+    for _ in 1..250 {
+        guard.take(&taken, 1).await.expect("it fits");
+    }
+    for (used, left_of_it) in [(180, 820), (300, 700), (100, 850)] {
+        guard.settle(&taken, [("tokens", used)]).await.expect("it is settled");
+        assert_eq!(left(&guard.peek("a").await.expect("a look")), remaining("tokens", left_of_it), "{used}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_policy_took_several_times_is_settled_by_the_sum_and_the_oldest_is_used_first() {
     let (memory, clock) = memory();
     let policy = policy("tokens", "100/1h").key_text("all");

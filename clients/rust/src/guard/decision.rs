@@ -1,6 +1,6 @@
 //! What guards have decided for a request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -36,12 +36,25 @@ pub struct Decision {
 /// What limits and handlers have done for a request.
 #[derive(Default)]
 struct Request {
-    /// What was taken, in this order.
-    taken: Vec<Arc<Part>>,
+    /// What the limits before the handler have taken, in this order.
+    by_limits: Vec<Arc<Part>>,
+    /// What a handler has taken last.
+    by_hand: VecDeque<Arc<Part>>,
+    /// The units that it took before, by policy. They stay counted, so that a long request stays small.
+    spent: BTreeMap<String, i64>,
     /// The guards whose middleware it has passed, by what is theirs alone.
     passed: Vec<Arc<OnceLock<String>>>,
     /// Whether a handler was granted units. They are used, so a later refusal gives back nothing.
     is_used: bool,
+}
+
+/// So many takes of a handler can still be settled.
+const SETTLED: usize = 100;
+
+impl Request {
+    fn taken(&self) -> Vec<Arc<Part>> {
+        self.by_limits.iter().chain(&self.by_hand).cloned().collect()
+    }
 }
 
 /// What was used of the policies of a part, by their indices.
@@ -208,7 +221,7 @@ impl Decision {
     }
 
     fn parts(&self) -> Vec<Arc<Part>> {
-        self.parts.clone().unwrap_or_else(|| locked(&self.request).taken.clone())
+        self.parts.clone().unwrap_or_else(|| locked(&self.request).taken())
     }
 
     /// The part that refuses the request.
@@ -223,7 +236,7 @@ impl Decision {
         let limited = self.limited();
         let (all_goes_back, before) = {
             let request = locked(&self.request);
-            (limited && !request.is_used, request.taken.clone())
+            (limited && !request.is_used, request.taken())
         };
         let mut all: Vec<Told> = Vec::new();
         for part in self.parts().into_iter().filter(|part| is_to_tell(part)) {
@@ -273,8 +286,20 @@ impl Decision {
     pub(crate) fn add(&self, parts: Vec<Arc<Part>>, is_by_hand: bool) {
         parts.iter().for_each(|part| _ = locked(&part.held).as_mut().map(Held::keep));
         let mut request = locked(&self.request);
-        request.is_used |= is_by_hand && !parts.is_empty();
-        request.taken.extend(parts);
+        let request = &mut *request;
+        if !is_by_hand {
+            request.by_limits.extend(parts);
+            return;
+        }
+        request.is_used |= !parts.is_empty();
+        request.by_hand.extend(parts);
+        while request.by_hand.len() > SETTLED
+            && let Some(spent) = request.by_hand.pop_front()
+        {
+            for (asked, units) in spent.asked.iter().zip(&spent.took) {
+                *request.spent.entry(asked.policy.name().to_owned()).or_default() += units;
+            }
+        }
     }
 
     /// Refuses a policy that has the name or the key of another one. The same may be met again.
@@ -323,7 +348,9 @@ impl Decision {
     pub(crate) fn share_out(&self, used: impl Fn(&str) -> Option<i64>) -> Vec<(Arc<Part>, Used)> {
         let mut shared: Vec<_> = self.parts().into_iter().map(|part| (part, Vec::new())).collect();
         for policy in self.all_policies() {
-            let Some(mut units) = used(policy.name()).map(|units| units.min(MAX_COST)) else { continue };
+            let spent = locked(&self.request).spent.get(policy.name()).copied().unwrap_or_default();
+            let units = used(policy.name()).map(|units| (units.min(MAX_COST) - spent).max(0));
+            let Some(mut units) = units else { continue };
             let is_of = |asked: &Asked| asked.policy.name() == policy.name();
             let place = |part: &Part| part.asked.iter().position(is_of);
             let mut parts: Vec<_> =

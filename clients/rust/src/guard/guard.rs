@@ -552,7 +552,7 @@ impl Guard {
 
     /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as
     /// in `[("tokens", 420)]`, or by a number if a single policy limits the request. Of a policy that the request has met several
-    /// times it is the sum.
+    /// times it is the sum. Of a request for which a handler took more than 100 times, what the first of them took stays counted.
     ///
     /// What was not used is given back as of the time when it was counted. What was used beyond the cost is counted, even
     /// over the limit. The last settled cost counts. If Redis is away, or the request was refused, nothing changes.
