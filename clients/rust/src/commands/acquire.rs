@@ -10,8 +10,12 @@ use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingl
 use {
     super::clock::{NO_TIMERS, has_timers},
     redis::{RedisError, aio},
-    std::pin::pin,
-    std::task::{Context, Waker},
+    std::cmp::Reverse,
+    std::future::poll_fn,
+    std::pin::{Pin, pin},
+    std::sync::{Mutex, MutexGuard, PoisonError},
+    std::task::{Context, Poll, Waker},
+    std::time::SystemTime,
     tokio::{runtime::Handle, sync::oneshot},
 };
 
@@ -252,7 +256,8 @@ impl Asked {
             let reply = self.command().query_async(&mut connection).await?;
             let verdict = self.read(reply)?;
             let runtime = Handle::try_current().ok();
-            Ok((verdict, Units { back: self.back(&verdict), connection, runtime }))
+            let units = Units { back: self.back(&verdict), at: verdict.at, connection, runtime };
+            Ok((verdict, units))
         };
         // Without one it is a limiter in this process, which answers at once.
         let Some(runtime) = runtime else { return asking.await };
@@ -277,6 +282,7 @@ impl Asked {
 #[cfg(feature = "tokio-comp")]
 struct Units<C: aio::ConnectionLike + Clone + Send + 'static> {
     back: Option<Cmd>,
+    at: Option<SystemTime>,
     connection: C,
     runtime: Option<Handle>,
 }
@@ -290,9 +296,44 @@ impl<C: aio::ConnectionLike + Clone + Send + 'static> Drop for Units<C> {
             let _: RedisResult<Value> = back.query_async(&mut connection).await;
         };
         match &self.runtime {
-            Some(runtime) => drop(runtime.spawn(giving_back)),
+            Some(runtime) => {
+                going_back().push((self.at, Box::pin(giving_back)));
+                drop(runtime.spawn(send_last_first()));
+            }
             // A limiter in this process has it by then.
             None => drop(pin!(giving_back).poll(&mut Context::from_waker(Waker::noop()))),
         }
     }
+}
+
+/// Futures that are dropped within this time are dropped together.
+#[cfg(feature = "tokio-comp")]
+const TOGETHER: Duration = Duration::from_millis(10);
+
+#[cfg(feature = "tokio-comp")]
+type GoingBack = Vec<(Option<SystemTime>, Pin<Box<dyn Future<Output = ()> + Send>>)>;
+
+/// What gives units back, with the time as of which they are counted, until a task sends it.
+#[cfg(feature = "tokio-comp")]
+fn going_back() -> MutexGuard<'static, GoingBack> {
+    static GOING_BACK: Mutex<GoingBack> = Mutex::new(Vec::new());
+    GOING_BACK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sends what gives units back. Futures are often dropped together, in the order in which they asked, and a turn of a bucket goes
+/// back only if nobody stands behind it. So the last one goes first, or all but one would be lost.
+#[cfg(feature = "tokio-comp")]
+async fn send_last_first() {
+    if has_timers() {
+        // Others are being dropped, perhaps by other threads.
+        tokio::time::sleep(TOGETHER).await;
+    }
+    let mut back = std::mem::take(&mut *going_back());
+    back.sort_by_key(|(at, _)| Reverse(*at));
+    // All are sent at once, in this order.
+    poll_fn(|context| {
+        back.retain_mut(|(_, giving_back)| giving_back.as_mut().poll(context).is_pending());
+        if back.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
