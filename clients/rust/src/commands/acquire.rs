@@ -13,10 +13,11 @@ use {
     std::cmp::Reverse,
     std::future::poll_fn,
     std::pin::{Pin, pin},
-    std::sync::{Mutex, MutexGuard, PoisonError},
+    std::sync::{Mutex, MutexGuard},
     std::task::{Context, Poll, Waker},
     std::time::SystemTime,
-    tokio::{runtime::Handle, sync::oneshot},
+    tokio::runtime::{Handle, RuntimeFlavor},
+    tokio::sync::oneshot,
 };
 
 use super::clock::{Clock, Instant, Time};
@@ -256,7 +257,8 @@ impl Asked {
             let reply = self.command().query_async(&mut connection).await?;
             let verdict = self.read(reply)?;
             let runtime = Handle::try_current().ok();
-            let units = Units { back: self.back(&verdict), at: verdict.at, connection, runtime };
+            let turn = verdict.at.filter(|_| self.is_ahead);
+            let units = Units { back: self.back(&verdict), turn, connection, runtime };
             Ok((verdict, units))
         };
         // Without one it is a limiter in this process, which answers at once.
@@ -282,7 +284,8 @@ impl Asked {
 #[cfg(feature = "tokio-comp")]
 struct Units<C: aio::ConnectionLike + Clone + Send + 'static> {
     back: Option<Cmd>,
-    at: Option<SystemTime>,
+    /// When they are there, if they are somebody's turn.
+    turn: Option<SystemTime>,
     connection: C,
     runtime: Option<Handle>,
 }
@@ -295,45 +298,49 @@ impl<C: aio::ConnectionLike + Clone + Send + 'static> Drop for Units<C> {
         let giving_back = async move {
             let _: RedisResult<Value> = back.query_async(&mut connection).await;
         };
-        match &self.runtime {
-            Some(runtime) => {
-                going_back().push((self.at, Box::pin(giving_back)));
-                drop(runtime.spawn(send_last_first()));
+        match (&self.runtime, self.turn) {
+            (Some(runtime), Some(at)) => {
+                turns().push((at, runtime.clone(), Box::pin(giving_back)));
+                drop(runtime.spawn(give_turns_back()));
             }
+            (Some(runtime), None) => drop(runtime.spawn(giving_back)),
             // A limiter in this process has it by then.
-            None => drop(pin!(giving_back).poll(&mut Context::from_waker(Waker::noop()))),
+            (None, _) => drop(pin!(giving_back).poll(&mut Context::from_waker(Waker::noop()))),
         }
     }
 }
 
-/// Futures that are dropped within this time are dropped together.
+/// Futures that several threads drop within this time are dropped together.
 #[cfg(feature = "tokio-comp")]
 const TOGETHER: Duration = Duration::from_millis(10);
 
+/// What gives a turn back, with its time and its own runtime.
 #[cfg(feature = "tokio-comp")]
-type GoingBack = Vec<(Option<SystemTime>, Pin<Box<dyn Future<Output = ()> + Send>>)>;
+type GivingBack = (SystemTime, Handle, Pin<Box<dyn Future<Output = ()> + Send>>);
 
-/// What gives units back, with the time as of which they are counted, until a task sends it.
+/// The turns that go back, until a task sends what gives them back.
 #[cfg(feature = "tokio-comp")]
-fn going_back() -> MutexGuard<'static, GoingBack> {
-    static GOING_BACK: Mutex<GoingBack> = Mutex::new(Vec::new());
-    GOING_BACK.lock().unwrap_or_else(PoisonError::into_inner)
+fn turns() -> MutexGuard<'static, Vec<GivingBack>> {
+    static TURNS: Mutex<Vec<GivingBack>> = Mutex::new(Vec::new());
+    crate::locked(&TURNS)
 }
 
-/// Sends what gives units back. Futures are often dropped together, in the order in which they asked, and a turn of a bucket goes
-/// back only if nobody stands behind it. So the last one goes first, or all but one would be lost.
+/// Gives turns back, the last one first.
+///
+/// Futures are often dropped together, in the order in which they asked. A turn goes back only if nobody stands behind it, so in
+/// that order all but one would be lost.
 #[cfg(feature = "tokio-comp")]
-async fn send_last_first() {
-    if has_timers() {
-        // Others are being dropped, perhaps by other threads.
+async fn give_turns_back() {
+    // A runtime of one thread comes here after all drops.
+    if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread && has_timers() {
         tokio::time::sleep(TOGETHER).await;
     }
-    let mut back = std::mem::take(&mut *going_back());
-    back.sort_by_key(|(at, _)| Reverse(*at));
-    // All are sent at once, in this order.
-    poll_fn(|context| {
-        back.retain_mut(|(_, giving_back)| giving_back.as_mut().poll(context).is_pending());
-        if back.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
+    let mut back = std::mem::take(&mut *turns());
+    back.sort_by_key(|(at, ..)| Reverse(*at));
+    for (_, runtime, mut giving_back) in back {
+        // The first poll sends the command, so they leave in this order. None waits for the reply to another.
+        if poll_fn(|context| Poll::Ready(giving_back.as_mut().poll(context).is_pending())).await {
+            runtime.spawn(giving_back);
+        }
+    }
 }
