@@ -9,6 +9,7 @@ from typing import Any
 import redis
 from fastapi import FastAPI
 
+from redis_rl import MemoryLimiter
 from redis_rl._guard.guard import VISIT
 from redis_rl._guard.visit import Part, Taken, Visit
 from redis_rl.asgi import Guard, Policies, Scope
@@ -37,6 +38,11 @@ def noting(guard: Any, note: Callable[[Any, Part], object]) -> None:
         await judge(request, taken, visit)
 
     guard._judge = judged
+
+
+def is_local(part: Part) -> bool:
+    """Whether this process has decided, while Redis is away."""
+    return isinstance(part._asking._client, MemoryLimiter)
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -20,7 +21,7 @@ from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
-from .guards import SCOPE
+from .guards import SCOPE, is_local, noting
 from .rights import Rights
 from .servers import PATIENCE, Server, counted, wait_for
 
@@ -37,9 +38,10 @@ class ThreadGuard(SyncGuard):
         return "192.0.2.1"
 
 
-def decided(decision: Decision) -> Decision | None:
-    """None while Redis is away."""
-    return decision if decision.policies else None
+class Told(NamedTuple):
+    """What a request was told."""
+
+    is_local: bool
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def deciding(kind: str, port: int, *, client: Any = None, **options: Any) -> Ite
     options = {"policies": Policy("q", "100000/h"), "timeout": TIMEOUT, **options}
     if kind == "threads":
         guard: Any = ThreadGuard(redis.Redis(port=port, **client or {}), **options)
-        yield lambda: decided(guard.take(dict(SCOPE)))
+        yield partial(_told, guard, lambda: guard.take(dict(SCOPE)))
         guard.close()
         return
     loop = asyncio.new_event_loop()
@@ -59,12 +61,22 @@ def deciding(kind: str, port: int, *, client: Any = None, **options: Any) -> Ite
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    yield lambda: decided(run(guard.take(dict(SCOPE))))
+    yield partial(_told, guard, lambda: run(guard.take(dict(SCOPE))))
     run(guard.close())
     run(loop.shutdown_asyncgens())
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def _told(guard: Any, take: Callable[[], Decision]) -> Told | None:
+    """Returns what a request was told, or None while Redis is away."""
+    parts: list[Any] = []
+    judge = guard._judge
+    noting(guard, lambda _, part: parts.append(part))
+    decision = take()
+    guard._judge = judge
+    return Told(is_local(parts[-1])) if decision.policies else None
 
 
 kinds = pytest.mark.parametrize("kind", ["tasks", "threads"])

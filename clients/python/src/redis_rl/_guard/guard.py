@@ -374,10 +374,7 @@ class AsyncGuard:
             if isinstance(policy.key, str):
                 key = policy.key
             else:
-                key_of = policy.key or self._key
-                if not key_of and len(outer) > 1:
-                    raise ValueError(f"give {policy.name} a key: the policies further out count by different ones")
-                whose = await resolved(key_of(request)) if key_of else next(iter(outer), _ADDRESS)
+                whose = await self._whose(policy.key or self._key, request, outer, policy.name)
                 key = self._named(request, whose, policy.name)
                 if key is None:
                     continue
@@ -390,6 +387,14 @@ class AsyncGuard:
             share = Share(sendable(f"{self._prefix}{policy.name}:{key}"), policy.rules, units)
             charges.append(Charge(policy, share, whose))
         return charges
+
+    async def _whose(self, key_of: KeyOf | None, request: Any, outer: set[Any], name: str) -> Any:
+        """Returns by what to count a request: by a function of it, else as limits further out do."""
+        if key_of:
+            return await resolved(key_of(request))
+        if len(outer) > 1:
+            raise ValueError(f"give {name} a key: the policies further out count by different ones")
+        return next(iter(outer), _ADDRESS)
 
     def _named(self, request: Any, whose: Any, name: str) -> str | None:
         """Returns the end of a stored key, or None if this name does not limit the request."""
@@ -414,12 +419,10 @@ class AsyncGuard:
             if self._local:
                 for part in parts:
                     part.release()
-                return await self._decided_by(self._local.here(), groups, is_peek=is_peek, is_local=True)
+                return await self._decided_by(self._local.here(), groups, is_peek=is_peek)
         return parts
 
-    async def _decided_by(
-        self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool, is_local: bool = False
-    ) -> list[Part]:
+    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool) -> list[Part]:
         requests = [Request([charge.share for charge in group]) for group in groups]
         outcomes = await (asking.peek(requests) if is_peek else asking.decide(requests))
         for outcome in outcomes:
@@ -428,7 +431,7 @@ class AsyncGuard:
                     asking.give_back(request)
                 raise outcome
         return [
-            Part(asking, group, request, outcome, is_local=is_local, failed=self._undecided)
+            Part(asking, group, request, outcome, failed=self._undecided)
             for group, request, outcome in zip(groups, requests, outcomes, strict=True)
         ]
 
@@ -472,7 +475,8 @@ class AsyncGuard:
         visit, request = self._visit_of(request, "hold a place"), self._own(request)
         if visit and name in visit.known.by_name:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
-        key = self._named(request, await resolved(self._key(request)) if self._key else _ADDRESS, name)
+        whose = await self._whose(self._key, request, visit.whose if visit else set(), name)
+        key = self._named(request, whose, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
         settings.update(key=f"{self._prefix}{name}:{key}", limit=limit)
         error = None
@@ -492,7 +496,9 @@ class AsyncGuard:
         fields = visit.fields() if visit and not visit.has_begun else {}
         answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
         ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
-        figures = {} if error else {name: Figures(True, limit, 0, None, ttl)}
+        figures = visit.figures() if visit and not visit.has_begun else {}
+        if not error:
+            figures[name] = Figures(True, limit, 0, None, ttl)
         told = (answer.status, answer.fields, answer.body)
         decision = await self._told(request, Decision(not error, False, None, figures, *told))
         if visit and not visit.has_begun:

@@ -196,6 +196,7 @@ class InLoop(Asking):
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
+        self._give_turns_back()
         self._tell(self.keys.close)
         await self._land(self._under_way, timeout)
         await self.lines.close_idle()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from time import monotonic
 from typing import Any, NamedTuple
 
 from .. import http
@@ -15,6 +14,8 @@ from .loops import InLoop
 from .policies import Cost, Limit, check_number
 from .threads import InProcess
 
+# So many takes of a handler can still be settled.
+_SETTLED_TAKES = 100
 _TWICE = "a guard is in front of this application already: it needs one guard.middleware"
 
 
@@ -84,11 +85,10 @@ class Part:
         request: Request,
         outcome: Outcome | Exception,
         *,
-        is_local: bool,
         failed: Callable[[Exception], object],
     ) -> None:
         """``request`` knows what was taken. ``failed`` is called with the error if settling fails."""
-        self._asking, self.is_local, self._failed = asking, is_local, failed
+        self._asking, self._failed = asking, failed
         self.charges, self.request = charges, request
         self.policies = [charge.policy for charge in charges]
         self.is_dry = bool(charges) and self.policies[0].dry_run
@@ -144,10 +144,9 @@ class Taken:
             answer = http.with_fields(http.fields_of(before), http.away())
         else:
             answer = Answer(200, http.fields_of([*before, *standings]))
-        is_local = any(part.is_local for part in self.parts)
         allowed = not limited and not is_shut
         told = (answer.status, answer.fields, answer.body)
-        return Decision(limited, allowed, retry_after, {**figures, **self.figures()}, *told, is_local=is_local)
+        return Decision(limited, allowed, retry_after, {**figures, **self.figures()}, *told)
 
     def release(self) -> Counter[str]:
         """Gives back all that was taken, and returns how much of each policy. A second call does nothing."""
@@ -166,8 +165,8 @@ class Visit:
             raise RuntimeError(_TWICE)
         # What the limits took before the handler, and what the handler took.
         self.taken: list[Taken] = []
-        self._by_hand: deque[tuple[float, Taken]] = deque()
-        # What a handler took, by the names of policies, that has left its window.
+        self._by_hand: deque[Taken] = deque()
+        # What a handler took before that, by the names of policies. It stays counted.
         self._spent: dict[str, int] = {}
         self.known = Known()
         # What the limits further out count by.
@@ -196,18 +195,15 @@ class Visit:
             self._add_by_hand(taken)
 
     def _add_by_hand(self, taken: Taken) -> None:
-        """Notes what a handler took until it leaves its window, so that a long request remains small."""
-        now = monotonic()
-        while self._by_hand and self._by_hand[0][0] <= now:
-            for charge in [charge for part in self._by_hand.popleft()[1].parts for charge in part.charges]:
+        """Notes what a handler took. A long request stays small: its first takes can no longer be settled."""
+        self._by_hand.append(taken)
+        if len(self._by_hand) > _SETTLED_TAKES:
+            for charge in [charge for part in self._by_hand.popleft().parts for charge in part.charges]:
                 self._spent[charge.policy.name] = self._spent.get(charge.policy.name, 0) + charge.share.cost
-        windows = [item.window.total_seconds() for part in taken.parts for each in part.policies for item in each.items]
-        if windows:
-            self._by_hand.append((now + max(windows), taken))
 
     @property
     def _all(self) -> list[Taken]:
-        return [*self.taken, *(taken for _, taken in self._by_hand)]
+        return [*self.taken, *self._by_hand]
 
     def release(self) -> Counter[str]:
         """Gives back what the limits took before the handler: a refused request costs nothing.
