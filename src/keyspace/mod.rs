@@ -103,6 +103,19 @@ impl<'a> Handle<'a> {
         Ok(handle)
     }
 
+    /// Opens an empty key for writing again if there are other modules. Opening it may have deleted an expired value, of which the
+    /// server tells them. What they then put there would be overwritten: this handle does not show it.
+    #[cold]
+    fn open_again(self, call: &mut Call<'a>) -> Result<Self, Refusal> {
+        if neighbors::is_alone() {
+            return Ok(self);
+        }
+        let name = self.name;
+        drop(self);
+        // SAFETY: the caller opened this handle by the same call, and holds no other.
+        unsafe { Handle::open(call, name, WRITE) }
+    }
+
     #[inline(always)]
     pub fn name(&self) -> Arg<'a> {
         self.name
@@ -167,19 +180,12 @@ impl<'c, 'a> OpenKey<'c, 'a, ToWrite> {
     /// Opens a key as [`to_write`](Self::to_write) does, to store a limiter in it if it is empty.
     #[inline(always)]
     pub fn to_write_or_insert(call: &'c mut Call<'a>, name: Arg<'a>) -> Result<Self, Refusal> {
-        let key = OpenKey::to_write(call, name)?;
-        if key.limiter().is_none() { key.open_again() } else { Ok(key) }
-    }
-
-    /// Opens an empty key again if there are other modules. Opening it may have deleted an expired value, of which the server tells
-    /// them. What they then put there would be overwritten: this handle does not show it.
-    #[cold]
-    fn open_again(self) -> Result<Self, Refusal> {
-        if neighbors::is_alone() {
-            return Ok(self);
+        // SAFETY: the key borrows the call until the handle is closed.
+        let mut handle = unsafe { Handle::open(call, name, WRITE) }?;
+        if handle.limiter.is_null() {
+            handle = handle.open_again(call)?;
         }
-        let name = self.name();
-        OpenKey::to_write(self.close(), name)
+        Ok(OpenKey { handle, call, access: PhantomData })
     }
 
     #[inline(always)]

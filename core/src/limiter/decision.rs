@@ -211,7 +211,8 @@ macro_rules! with_tiers {
             let $tiers = &mut [$request.tier($state, *quota)];
             $then
         } else {
-            let looked_up = $request.quotas.iter().map(|quota| $request.tier($state, *quota));
+            let (request, state) = ($request, &*$state);
+            let looked_up = request.quotas.iter().map(move |quota| request.tier(state, *quota));
             let $tiers = &mut looked_up.collect::<ArrayVec<_, MAX_TIERS>>()[..];
             $then
         }
@@ -358,7 +359,7 @@ impl Request<'_> {
         self.check_windows_fit(state)?;
         Ok(with_tiers!(self, state, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
-            let own_time = OwnTime { ahead: state.is_ahead_of(self.time.as_of()), moved_back: None };
+            let own_time = OwnTime { ahead: false, moved_back: None };
             Decision { verdict, outcome: self.outcome(state, tiers, own_time) }
         }))
     }
@@ -374,8 +375,7 @@ impl Request<'_> {
     }
 
     /// Moves the key back if it is ahead of the clock by more than `most`. With AT, the clock does not matter and the key stays.
-    #[cold]
-    #[inline(never)]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn move_back<S: StateMut>(time: Time, state: &mut S, most: MostAhead) -> OwnTime {
         let moved = time.at.is_none() && state.move_back(MoveBack { clock: time.clock, most });
         OwnTime { ahead: state.is_ahead_of(time.as_of()), moved_back: moved.then_some(most) }

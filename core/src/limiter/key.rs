@@ -120,17 +120,23 @@ impl Request<'_> {
 /// The key cannot hold the windows.
 #[inline]
 pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, Mismatch> {
-    let nothing = Limiter::new(Algorithm::Fixed);
-    let limiter = key.limiter().unwrap_or(&nothing);
-    let of = |time| Request { algorithm: limiter.algorithm(), quotas, cost, mode: Mode::AllOrNothing, time };
-    let Decision { verdict, outcome } = match time.at {
-        Some(_) => limiter.peek(of(time))?,
-        None => {
-            let (limiter, clock) = limiter.as_moved_back(time.clock);
-            limiter.peek(of(Time { clock, at: None }))?
-        }
+    static NOTHING: Limiter = Limiter::NOTHING;
+    let limiter = key.limiter().unwrap_or(&NOTHING);
+    let request = Request { algorithm: limiter.algorithm(), quotas, cost, mode: Mode::AllOrNothing, time };
+    let Decision { verdict, outcome } = if time.at.is_none() && limiter.is_ahead_of(time.clock) {
+        peek_moved_back(limiter, request)?
+    } else {
+        limiter.peek(request)?
     };
     Ok(verdict.at_most(longest_wait_ms(key, time, &outcome, None)))
+}
+
+/// As a request that counts would first move back a key ahead of the clock.
+#[cold]
+#[inline(never)]
+fn peek_moved_back(limiter: &Limiter, request: Request) -> Result<Decision, Mismatch> {
+    let (limiter, clock) = limiter.as_moved_back(request.time.clock);
+    limiter.peek(Request { time: Time { clock, at: None }, ..request })
 }
 
 /// What RL.INFO shows of a key.
@@ -195,7 +201,7 @@ pub(super) fn pending(
         changed: outcome.changed(),
         emptied: outcome.emptied,
         moved_back: outcome.moved_back.is_some(),
-        expires: if may_move { new_expiry(key, fresh, time, outcome) } else { None },
+        expires: if may_move { new_expiry(key, fresh, time, *outcome) } else { None },
     }
 }
 
@@ -206,7 +212,7 @@ fn new_expiry(
     key: &mut impl Key,
     fresh: Option<&mut Limiter>,
     time: Time,
-    outcome: &Outcome,
+    outcome: Outcome,
 ) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;

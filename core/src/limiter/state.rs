@@ -181,6 +181,9 @@ impl bucket::BucketHolder for Limiter {
 }
 
 impl Limiter {
+    /// Counts nothing, whatever it is asked.
+    pub const NOTHING: Limiter = Limiter::Counters(Counters::new(Method::Fixed));
+
     /// An empty limiter.
     pub fn new(algorithm: Algorithm) -> Limiter {
         match algorithm {
@@ -259,7 +262,9 @@ impl Limiter {
             any_buckets!() => return request.decide_and_commit(&mut Buckets(self)),
         }
         let force = mode == Mode::Force;
-        self.decide_and_commit_rarely(algorithm, quotas.iter().copied().collect(), cost, force, time)
+        let quotas = quotas.iter().copied().collect();
+        let decision = self.decide_and_commit_rarely(algorithm, quotas, cost, force, time)?;
+        Ok(decision)
     }
 
     /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: what few requests do.

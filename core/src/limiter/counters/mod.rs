@@ -40,7 +40,7 @@ struct Many {
 }
 
 impl Counters {
-    pub fn new(method: Method) -> Counters {
+    pub const fn new(method: Method) -> Counters {
         Counters(Store::Empty(method))
     }
 
@@ -203,6 +203,20 @@ impl Counters {
         self.replace(all);
     }
 
+    #[cold]
+    #[inline(never)]
+    fn move_back(&mut self, to: MoveBack) -> bool {
+        let mut counters: Vec<Counter> = self.iter().collect();
+        let mut moved = false;
+        for counter in &mut counters {
+            moved |= counter.move_back(to);
+        }
+        if moved {
+            self.replace(counters);
+        }
+        moved
+    }
+
     /// Replaces all counters, of which there is at least one.
     fn replace(&mut self, mut counters: Vec<Counter>) {
         let (method, source) = (self.method(), self.source());
@@ -265,6 +279,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         quotas.len() + self.counters.len() <= MAX_TIERS || fit_beside(quotas, live())
     }
 
+    #[inline(always)]
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         match &self.counters.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
@@ -278,6 +293,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
         named.map(|counter| counter.start()).max().unwrap_or_default()
     }
 
+    #[inline(always)]
     fn source(&self) -> TimeSource {
         self.counters.source()
     }
@@ -314,16 +330,9 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
 }
 
 impl StateMut for ByMethod<&mut Counters> {
+    #[inline(always)]
     fn move_back(&mut self, to: MoveBack) -> bool {
-        let mut counters: Vec<Counter> = self.counters.iter().collect();
-        let mut moved = false;
-        for counter in &mut counters {
-            moved |= counter.move_back(to);
-        }
-        if moved {
-            self.counters.replace(counters);
-        }
-        moved
+        self.counters.move_back(to)
     }
 
     #[inline(always)]
