@@ -19,7 +19,7 @@ impl Command for All {
         let mut keys = OpenKeys::to_write(call, &mut rows)?;
         let answer = several::run(keys.parts(), options.mode == Mode::Force, time)?;
         keys.move_expiries_and_close();
-        commit::carry_out_all(call, &mut rows, false, |rows, first| several::effect(rows, first, time.clock));
+        commit::carry_out_all(call, &mut rows, false, several::effect);
         let mut changed = false;
         for row in rows.iter() {
             if let Some(of_key) = &row.task.of_key {

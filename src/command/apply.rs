@@ -77,7 +77,7 @@ fn is_complete(effect: &Effect, pending: &Pending) -> bool {
 /// The effect with the time at which the key expires, as copies get it.
 fn told(effect: &Effect, pending: &Pending) -> Effect {
     match effect {
-        Effect::Recorded(recorded) => pending.effect(recorded.moved.back, || recorded.clone()),
+        Effect::Recorded(recorded) => pending.effect(|| recorded.clone()),
         Effect::Moved(_) | Effect::Deleted => effect.clone(),
     }
 }

@@ -181,7 +181,7 @@ fn create_among_others<'a, T>(
         fresh = None;
     }
     match pending.expires {
-        _ if replicates => key.call().replicate(name, || pending.effect(None, || recorded)),
+        _ if replicates => key.call().replicate(name, || pending.effect(|| recorded)),
         Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}
     }

@@ -58,11 +58,9 @@ fn decide(call: &mut Call, request: Request) -> Result<(), Refusal> {
     let Answer { verdict, outcome, pending, granted, .. } = answer;
     if pending.is_told_first() {
         // The closure takes the fields by value: if it borrowed the request, that would stay in memory for the whole command.
-        let Request { algorithm, quotas, cost, time, .. } = request;
-        key.call().replicate(name, move || {
-            let back = outcome.moved_back_to(time.clock);
-            pending.effect(back, || Recorded::of(algorithm, quotas, cost, &outcome, back))
-        });
+        let Request { algorithm, quotas, cost, .. } = request;
+        key.call()
+            .replicate(name, move || pending.effect(|| Recorded::of(algorithm, quotas, cost, &outcome)));
     }
     let call = commit::carry_out(key, fresh, pending);
     // A limited request that counted units was forced, unless it was PARTIAL, which counts only what fits.

@@ -96,7 +96,7 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     for row in rows.iter_mut() {
         if let Some(key) = &mut row.key {
             changed.push(row.pending.changed);
-            moved.push(row.pending.moved_back);
+            moved.push(row.pending.back.is_some());
             key.carry_out(row.fresh.take(), row.pending);
         }
     }

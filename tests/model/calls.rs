@@ -140,9 +140,8 @@ pub fn answer_and_send(
         let mut fresh = None;
         let answer = request.run(&mut key, &mut fresh)?;
         if answer.pending.is_any() {
-            let back = answer.outcome.moved_back_to(UnixMs::saturating(now));
-            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome, back);
-            send(answer.pending.effect(back, recorded));
+            let recorded = || Recorded::of(algorithm, &call.quotas, cost, &answer.outcome);
+            send(answer.pending.effect(recorded));
         }
         key.carry_out(fresh, answer.pending);
         let (outcome, verdict) = (answer.outcome, answer.verdict);
@@ -174,7 +173,7 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
         }
         Effect::Moved(moved) => {
             assert!(moved.back.is_some() || moved.expires.is_some());
-            assert_eq!((pending.moved_back, pending.expires), (moved.back.is_some(), moved.expires));
+            assert_eq!((pending.back, pending.expires), (moved.back, moved.expires));
         }
         Effect::Deleted => assert!(pending.emptied),
     }

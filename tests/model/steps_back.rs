@@ -49,13 +49,12 @@ impl Host {
         let (mut fresh, before) = (None, *key.expires_at);
         let answer = request.run(&mut key, &mut fresh).expect("the windows fit");
         if answer.pending.is_any() {
-            let back = answer.outcome.moved_back_to(time.clock);
-            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome, back);
-            let effect = answer.pending.effect(back, recorded);
+            let recorded = || Recorded::of(algorithm, quotas, cost, &answer.outcome);
+            let effect = answer.pending.effect(recorded);
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, answer.pending);
-        self.moves += usize::from(answer.pending.moved_back);
+        self.moves += usize::from(answer.pending.back.is_some());
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }

@@ -7,7 +7,7 @@ use std::slice;
 use arrayvec::ArrayVec;
 
 use super::algorithm::{Algorithm, WindowUsage};
-use super::lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
+use super::lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
 use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs};
 
 /// How long until a request fits. `Never` compares greatest.
@@ -219,16 +219,6 @@ macro_rules! with_tiers {
     };
 }
 
-/// How the key's own time relates to that of a request. Of a counter, the own time is the start of its window; of a log or a bucket,
-/// the time of its newest count.
-#[derive(Clone, Copy)]
-struct OwnTime {
-    /// See [`Outcome::ahead`].
-    ahead: bool,
-    /// See [`Outcome::moved_back`].
-    moved_back: Option<MostAhead>,
-}
-
 /// What becomes of a request that is over the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
@@ -343,7 +333,7 @@ impl Request<'_> {
     pub(super) fn record<S: StateMut>(self, state: &mut S, awaited: bool) -> Result<Outcome, Mismatch> {
         self.check_windows_fit(state)?;
         // A copy is told what follows from where the key's own time is.
-        let own_time = OwnTime { ahead: false, moved_back: None };
+        let own_time = OwnTime::default();
         Ok(with_tiers!(self, state, tiers => {
             // These units were allowed, though the bucket lacked them.
             if awaited {
@@ -359,7 +349,7 @@ impl Request<'_> {
         self.check_windows_fit(state)?;
         Ok(with_tiers!(self, state, tiers => {
             let verdict = self.verdict(state, tiers, any_refuses(tiers));
-            let own_time = OwnTime { ahead: false, moved_back: None };
+            let own_time = OwnTime::default();
             Decision { verdict, outcome: self.outcome(state, tiers, own_time) }
         }))
     }
@@ -370,7 +360,7 @@ impl Request<'_> {
         if state.is_ahead_of(self.time.as_of()) {
             Self::move_back(self.time, state, state.source().most_ahead())
         } else {
-            OwnTime { ahead: false, moved_back: None }
+            OwnTime::default()
         }
     }
 
@@ -430,8 +420,7 @@ impl Request<'_> {
             change: Change::default(),
             as_of: self.time.as_of(),
             emptied: false,
-            ahead: own_time.ahead,
-            moved_back: own_time.moved_back,
+            own_time,
             source: state.source(),
             retention_too_short: tiers.iter().any(|tier| state.retention_too_short_for(tier.quota)),
         }

@@ -54,16 +54,9 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// What a request has counted or given back, in a key whose expiry did not change. [`Pending::effect`] sets how the key moved again,
-    /// expiry included. Without `back` here, the compiler makes an allowed RL.FIXED 1 % slower (`make check-instructions`).
+    /// What a request has counted or given back. [`Pending::effect`] adds how the key moved in time.
     #[inline(always)]
-    pub fn of(
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        cost: Cost,
-        outcome: &Outcome,
-        back: Option<MoveBack>,
-    ) -> Recorded {
+    pub fn of(algorithm: Algorithm, quotas: &[Quota], cost: Cost, outcome: &Outcome) -> Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
@@ -78,7 +71,7 @@ impl Recorded {
             quotas: quotas.iter().map(told).collect(),
             forgot,
             awaited: outcome.change.awaited,
-            moved: Moved { back, expires: None },
+            moved: Moved::default(),
         }
     }
 
@@ -136,7 +129,7 @@ impl Recorded {
         Ok(Pending {
             changed,
             emptied: outcome.emptied,
-            moved_back: self.moved.back.is_some() && !is_new,
+            back: self.moved.back,
             expires: expires.filter(|_| changed || !is_new),
         })
     }
@@ -149,8 +142,8 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
-    /// Whether the key was moved back. Nothing is to be done about that but to tell copies.
-    pub moved_back: bool,
+    /// How the key was moved back. Nothing is to be done about that but to tell copies.
+    pub back: Option<MoveBack>,
     /// When the key expires, if that changes.
     pub expires: Option<UnixMs>,
 }
@@ -158,7 +151,7 @@ pub struct Pending {
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed | self.moved_back || self.expires.is_some()
+        self.changed | self.back.is_some() || self.expires.is_some()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -166,10 +159,10 @@ impl Pending {
         self.is_any() && !self.emptied
     }
 
-    /// What copies are told of it: how the key was moved `back`, and what was counted or given back.
+    /// What copies are told of it: how the key moved, and what was counted or given back.
     #[inline(always)]
-    pub fn effect(&self, back: Option<MoveBack>, recorded: impl FnOnce() -> Recorded) -> Effect {
-        let Pending { changed, emptied, expires, .. } = *self;
+    pub fn effect(&self, recorded: impl FnOnce() -> Recorded) -> Effect {
+        let Pending { changed, emptied, back, expires } = *self;
         let moved = Moved { back, expires };
         match (emptied, changed) {
             (true, _) => Effect::Deleted,

@@ -7,7 +7,7 @@
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
 use super::effect::{Effect, Pending};
-use super::lifetime::{Outcome, TimeSource};
+use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, Quota, Time, UnixMs};
 use super::state::Limiter;
 
@@ -180,7 +180,7 @@ pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -
                 if let Some(to) = moved.back {
                     limiter.move_back(to);
                 }
-                Pending { moved_back: moved.back.is_some(), expires: moved.expires, ..Pending::default() }
+                Pending { back: moved.back, expires: moved.expires, ..Pending::default() }
             }
             None => Pending::default(),
         }),
@@ -200,7 +200,7 @@ pub(super) fn pending(
     Pending {
         changed: outcome.changed(),
         emptied: outcome.emptied,
-        moved_back: outcome.moved_back.is_some(),
+        back: outcome.own_time.moved_back.map(|most| MoveBack { clock: time.clock, most }),
         expires: if may_move { new_expiry(key, fresh, time, *outcome) } else { None },
     }
 }
@@ -226,7 +226,7 @@ fn new_expiry(
 pub(super) fn counted_at(limiter: Option<&Limiter>, request: Request, outcome: &Outcome) -> UnixMs {
     let Request { quotas, cost, time, .. } = request;
     match limiter {
-        Some(limiter) if outcome.changed() && cost.to_take() > 0 && outcome.ahead => {
+        Some(limiter) if outcome.changed() && cost.to_take() > 0 && outcome.own_time.ahead => {
             limiter.newest_in(quotas).max(time.as_of())
         }
         _ => time.as_of(),

@@ -103,6 +103,16 @@ pub struct Change {
     pub awaited: bool,
 }
 
+/// How the key's own time relates to that of a request. Of a counter, the own time is the start of its window; of a log or a bucket,
+/// the time of its newest count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnTime {
+    /// Whether it is later.
+    pub ahead: bool,
+    /// How far ahead of the clock the key could have been, if it was further ahead and moved back.
+    pub moved_back: Option<MostAhead>,
+}
+
 /// What a request changed, apart from its reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -113,10 +123,8 @@ pub struct Outcome {
     /// Whether it gave back the last units that counted. Then the state still holds them: the key is to be deleted as it
     /// is, so that nobody sees a limiter that holds nothing.
     pub emptied: bool,
-    /// Whether the key is in a window, or has a timestamp, later than the request's time.
-    pub ahead: bool,
-    /// How far ahead of the clock the key could have been, if it was further ahead and moved back.
-    pub moved_back: Option<MostAhead>,
+    /// How the key's own time relates to the request's.
+    pub own_time: OwnTime,
     /// Where the time that set the key's expiry came from, as it was before this request.
     pub source: TimeSource,
     /// Whether the key keeps its units for less time than a window of the request.
@@ -124,11 +132,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// How the key was moved back first, by this clock.
-    pub fn moved_back_to(&self, clock: UnixMs) -> Option<MoveBack> {
-        self.moved_back.map(|most| MoveBack { clock, most })
-    }
-
     /// Whether anything was counted or given back.
     pub fn changed(&self) -> bool {
         self.change.units > 0
@@ -141,7 +144,7 @@ impl Outcome {
 
     /// Whether the time to live must be looked up. It need not be for nearly every request.
     pub fn may_move_expiry(&self, time: Time) -> bool {
-        self.may_end_later(time) || self.moved_back.is_some()
+        self.may_end_later(time) || self.own_time.moved_back.is_some()
     }
 
     /// Whether the key may have to live longer, until what was just counted ends.
@@ -157,13 +160,13 @@ impl Outcome {
         let end = time.clock.plus_up_to_max(lifetime_ms + extra_ms);
         let may_end_later = self.may_end_later(time);
         let moves = match current {
-            Some(current) if self.moved_back.is_some() => end != current,
+            Some(current) if self.own_time.moved_back.is_some() => end != current,
             Some(current) => may_end_later && end > current,
             None => self.changed() && self.change.end_moved,
         };
         let source = match time.at {
-            None if self.ahead => self.source,
-            None if may_end_later || self.moved_back.is_some() => TimeSource::Clock,
+            None if self.own_time.ahead => self.source,
+            None if may_end_later || self.own_time.moved_back.is_some() => TimeSource::Clock,
             Some(_) if may_end_later => TimeSource::At,
             _ => self.source,
         };

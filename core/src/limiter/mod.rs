@@ -33,7 +33,7 @@ pub use bucket::Bucket;
 pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
 pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;
-pub use lifetime::{Change, MostAhead, MoveBack, Outcome, TimeSource};
+pub use lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
 pub use quota::{
     Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
     leading_integer,

@@ -264,15 +264,14 @@ fn commit_key_if<N, K: Key>(
     (key::longest_wait_ms(key, time, &outcome, pending.expires), at)
 }
 
-/// Returns what copies are told of the key that has this first row. `clock` is that of the request.
+/// Returns what copies are told of the key that has this first row.
 #[inline]
-pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize, clock: UnixMs) -> Effect {
+pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize) -> Effect {
     let Part { pending, task: Row { algorithm, quota, cost, of_key, .. }, .. } = &rows[first];
     let Some(KeyOfRows { tiers, outcome, .. }) = of_key else { unreachable!("it is the first row") };
-    let back = outcome.moved_back_to(clock);
-    pending.effect(back, || match tiers {
-        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome, back),
-        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome, back),
+    pending.effect(|| match tiers {
+        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome),
+        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome),
     })
 }
 

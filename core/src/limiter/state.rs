@@ -7,7 +7,7 @@ use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{ByMethod, Counters, Method};
 use super::decision::{Decision, Mismatch, Mode, Request, RowVerdict, State, StateMut};
-use super::lifetime::{MoveBack, Outcome, TimeSource};
+use super::lifetime::{MoveBack, Outcome, OwnTime, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
@@ -245,7 +245,7 @@ impl Limiter {
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
             Limiter::Counters(counters) => {
-                let decision = request.decide_and_commit(&mut counters.counted_by(algorithm))?;
+                let decision = request.decide_and_commit(&mut ByMethod::of(counters))?;
                 return Ok(decision);
             }
             Limiter::Large(large) => {
@@ -300,9 +300,10 @@ impl Limiter {
             // A peek at no units is allowed, so it tells what remains in the tier that has least: fewer than the cost.
             let part = request.cost.at_most(self.peek(of(Cost::ZERO))?.verdict.remaining);
             if part != Cost::ZERO {
-                let moved_back = decision.outcome.moved_back;
+                let moved_back = decision.outcome.own_time.moved_back;
                 let Decision { outcome, .. } = self.decide_and_commit(of(part))?;
-                decision.outcome = Outcome { moved_back, ..outcome };
+                decision.outcome =
+                    Outcome { own_time: OwnTime { moved_back, ..outcome.own_time }, ..outcome };
             }
             decision.verdict = self.peek(of(Cost::ONE))?.verdict;
         }

@@ -54,16 +54,6 @@ impl Counters {
         }
     }
 
-    /// [`ByMethod::of`] for counters that are known to be counted by `algorithm`, which is not looked up then.
-    pub fn counted_by(&mut self, algorithm: Algorithm) -> ByMethod<&mut Counters> {
-        let method = match algorithm {
-            Algorithm::Fixed => Method::Fixed,
-            Algorithm::Sliding => Method::Sliding,
-            Algorithm::Log | Algorithm::Bucket => unreachable!("it is not counted by counters"),
-        };
-        ByMethod { method, counters: self }
-    }
-
     pub fn algorithm(&self) -> Algorithm {
         match self.method() {
             Method::Fixed => Algorithm::Fixed,
