@@ -10,7 +10,7 @@
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
 //! 4 bucket   for each bucket: window in ms, time, limit, level / window, level % window
-//!            if somebody waits: window in ms, time, limit + 2^53, level / limit, level % limit
+//!            if whoever counted last was told to wait: window in ms, time, limit + 2^53, level / limit, level % limit
 //! ```
 //!
 //! A later log entry of one unit, the usual case, omits its units. One with more begins with a zero, which

@@ -97,7 +97,7 @@ struct Level {
     /// When it was counted in last, and with which limit.
     last: i128,
     limit: i128,
-    /// Whether somebody waits for what is missing beyond the limit.
+    /// Whether whoever counted in it last was told to wait.
     awaited: bool,
 }
 
@@ -108,11 +108,11 @@ impl Level {
         Level { missing: (self.missing - (last - self.last) * self.limit).max(0), last, ..self }
     }
 
-    /// When the units that were counted last are there: once no more is missing than the limit.
+    /// When the units that were counted last are there: once no more is missing than the limit. Who was told to wait was told at least a
+    /// millisecond.
     fn newest_units(&self, window: i128) -> i128 {
-        let beyond = if self.awaited { (self.missing - self.limit * window).max(0) } else { 0 };
-        let wait = ceil(beyond, self.limit);
-        (self.last + wait).min(MAX_SAFE_INTEGER.into())
+        let wait = ceil((self.missing - self.limit * window).max(0), self.limit).max(1);
+        (self.last + if self.awaited { wait } else { 0 }).min(MAX_SAFE_INTEGER.into())
     }
 
     /// As much missing in proportion, rounded up: in two parts, since the product may exceed 128 bits.
@@ -175,48 +175,33 @@ impl Buckets {
         ceil(missing - level.missing, window)
     }
 
-    /// What can be given back of units counted at `as_of`, in units of the larger of the two limits times milliseconds: without what
-    /// has refilled from then until the last units are there. A limit of 0 gives nothing back.
-    fn refundable(&self, quota: &Quota, units: i128, as_of: i128) -> i128 {
-        let (window, named) = (window_of(quota), i128::from(quota.limit()));
-        let Some(level) = self.lengths.get(&window).filter(|_| named > 0) else { return 0 };
-        let since = (level.newest_units(window) - as_of).max(0);
-        (units * window - since * named.max(level.limit)).max(0)
-    }
-
-    /// Gives back units counted at `as_of`, in each tier; in none more than in one in which others wait. Returns how many of the units
-    /// were missing at `now`.
+    /// Gives back units counted at `as_of`, in each tier. If whoever counted last was told to wait, nobody else gives back anything. Returns
+    /// how many of the units were missing at `now`.
     fn refund(&mut self, quotas: &[Quota], units: i128, as_of: i128, now: i128) -> i128 {
-        let waits = |quota: &&Quota| {
-            let level = self.lengths.get(&window_of(quota)).filter(|_| quota.limit() > 0);
-            level.is_some_and(|level| level.newest_units(window_of(quota)) > level.last)
-        };
-        let waiting: Vec<_> = quotas.iter().filter(waits).collect();
-        let most = |quota: &Quota| {
-            let of_waiting = waiting
-                .iter()
-                .map(|other| share(self.refundable(other, units, as_of), window_of(quota), window_of(other)));
-            of_waiting.chain([self.refundable(quota, units, as_of)]).min().unwrap_or(0)
-        };
-        let each: Vec<_> = quotas.iter().map(|quota| (*quota, most(quota))).collect();
+        let named = |quota: &Quota| Some((window_of(quota), *self.lengths.get(&window_of(quota))?));
+        let levels: Vec<(i128, Level)> = quotas.iter().filter_map(named).collect();
+        let newest = levels.iter().map(|(window, level)| level.newest_units(*window)).max();
+        if levels.iter().any(|(_, level)| level.awaited) && newest.is_some_and(|newest| as_of < newest) {
+            return 0;
+        }
         let before = self.lengths.clone();
-        let refunded = each.iter().map(|(quota, most)| self.refund_at_most(quota, *most, as_of, now));
-        let refunded = refunded.max().unwrap_or(0);
+        let refunded = quotas.iter().map(|quota| self.refund_in(quota, units, as_of, now)).max().unwrap_or(0);
         if refunded == 0 {
             self.lengths = before;
         }
         refunded
     }
 
-    fn refund_at_most(&mut self, quota: &Quota, refundable: i128, as_of: i128, now: i128) -> i128 {
+    /// What has refilled from `as_of` until the last units were there stays; a limit of 0 gives nothing back.
+    fn refund_in(&mut self, quota: &Quota, units: i128, as_of: i128, now: i128) -> i128 {
         let (window, named) = (window_of(quota), i128::from(quota.limit()));
         let Some(level) = self.lengths.get_mut(&window).filter(|_| named > 0) else { return 0 };
-        let now = if as_of > level.newest_units(window) { as_of } else { now };
-        let larger = named.max(level.limit);
+        let (newest, larger) = (level.newest_units(window), named.max(level.limit));
+        let refundable = (units * window - (newest - as_of).max(0) * larger).max(0);
         let back = share(refundable, level.limit, larger);
+        let now = if as_of > newest { as_of } else { now };
         let missing = Level { missing: back.min(level.at(now).missing), ..*level };
         level.missing -= back;
-        level.awaited &= level.missing > level.limit * window;
         if level.missing <= 0 {
             self.lengths.remove(&window);
         }

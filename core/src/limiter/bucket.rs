@@ -10,8 +10,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-use arrayvec::ArrayVec;
-
 use super::algorithm::WindowUsage;
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
 use super::lifetime::{Change, MoveBack, TimeSource};
@@ -29,7 +27,7 @@ pub struct Bucket {
     /// What is missing from it at `last`, in units times milliseconds. `FORCE` leaves at most twice the limit missing, `WITHIN` at
     /// most what refills within the window and the longest wait.
     pub level: u128,
-    /// Whether somebody was told to wait for units that are missing beyond the limit. Those that `FORCE` counted are in use.
+    /// Whether whoever counted in it last was told to wait. Units that `FORCE` counted are in use.
     pub awaited: bool,
 }
 
@@ -80,9 +78,9 @@ impl Bucket {
         }
     }
 
-    /// The time at which the units that were counted last are there: its own time, unless somebody waits for them.
+    /// The time at which the units that were counted last are there: its own time, unless somebody was told to wait for them.
     fn newest_units(&self) -> UnixMs {
-        let wait_ms = if self.awaited { self.ms_until(self.limit) } else { 0 };
+        let wait_ms = if self.awaited { self.ms_until(self.limit).max(1) } else { 0 };
         self.last.plus_up_to_max(wait_ms)
     }
 
@@ -133,23 +131,17 @@ impl Bucket {
         Bucket { level: self.level - before, ..*self }.used()
     }
 
-    /// How much can be put back of units that were counted at `as_of`: a level as if the bucket had the larger of its limit and
-    /// `limit`. What has refilled between `as_of` and the time at which the units that were counted last are there is left out, since
-    /// others may have counted it.
-    fn refundable(&self, Refund { units, as_of, .. }: Refund, limit: u64) -> u128 {
-        let since = u128::from(self.newest_units().since(as_of)) * u128::from(limit.max(self.limit));
-        self.level_of(units).saturating_sub(since)
-    }
-
-    /// Puts back what is [`refundable`](Self::refundable) under `limit`. Returns how many of these units were missing: as of the time
-    /// of the refund or, while somebody waits until then, at its own.
-    fn refund(&mut self, refundable: u128, limit: u64, Refund { as_of, ended_by, .. }: Refund) -> u64 {
-        let now = if as_of > self.newest_units() { as_of } else { ended_by };
-        let larger = limit.max(self.limit);
+    /// Puts back units that were counted at `as_of`, of a bucket with the larger of its limit and `limit`. What has refilled from then until
+    /// the last units were there is left out, since others may have counted it. Returns how many of these units were missing: as of the
+    /// time of the refund or, while somebody waits until then, at its own.
+    fn refund(&mut self, limit: u64, Refund { units, as_of, ended_by }: Refund) -> u64 {
+        let (newest, larger) = (self.newest_units(), limit.max(self.limit));
+        let refilled = u128::from(newest.since(as_of)) * u128::from(larger);
+        let refundable = self.level_of(units).saturating_sub(refilled);
         let back = times_ratio(refundable, self.limit, larger, |level, of| level / of);
+        let now = if as_of > newest { as_of } else { ended_by };
         let missing = Bucket { level: self.refilled(now).level.min(back), ..*self };
         self.level = self.level.saturating_sub(back);
-        self.awaited &= self.level > self.level_of(self.limit);
         missing.with_limit(larger).used()
     }
 
@@ -176,7 +168,7 @@ fn times_ratio(level: u128, by: u64, of: u64, divide: fn(u128, u128) -> u128) ->
 /// 53 bits   its own time
 ///  7        the upper bits of the window
 ///  2        where the time that set the key's expiry came from
-///  2        1 if somebody waits
+///  2        1 if whoever counted last was told to wait
 /// 64        the limit
 /// 64        the lower bits of the level
 /// 32        the upper bits of the level
@@ -261,10 +253,8 @@ pub fn restore(buckets: &[Bucket]) -> Option<Vec<PackedBucket>> {
     let is_valid = |bucket: &Bucket| {
         (1..=MAX_SAFE_INTEGER).contains(&bucket.limit)
             && bucket.last <= UnixMs::MAX
-            && match bucket.awaited {
-                false => (1..=bucket.level_of(2 * bucket.limit)).contains(&bucket.level),
-                true => (bucket.level_of(bucket.limit) + 1..=bucket.most_missing()).contains(&bucket.level),
-            }
+            && (1..=if bucket.awaited { bucket.most_missing() } else { bucket.level_of(2 * bucket.limit) })
+                .contains(&bucket.level)
     };
     let sorted = buckets.is_sorted_by(|a, b| a.window < b.window);
     let valid = (1..=MAX_TIERS).contains(&buckets.len()) && sorted && buckets.iter().all(is_valid);
@@ -441,25 +431,19 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
 
     fn refund(&mut self, quotas: &[Quota], refund: Refund) -> Refunded {
         let (mut left, mut units): (Vec<Bucket>, _) = (self.iter().collect(), 0);
-        let named = |window| quotas.iter().find(|quota| quota.limit() > 0 && quota.window() == window);
-        // Who stands behind is seen in the tiers that make them wait: no other gives back more than these.
-        let waits = |bucket: &Bucket| {
-            let limit = named(bucket.window).filter(|_| bucket.newest_units() > bucket.last)?.limit();
-            Some((bucket.refundable(refund, limit), bucket.window.get()))
-        };
-        let waiting: ArrayVec<(u128, u64), MAX_TIERS> = left.iter().filter_map(waits).collect();
+        let named = |bucket: &Bucket| quotas.iter().find(|quota| quota.window() == bucket.window);
+        // While somebody waits, only what was counted last goes back: it leaves all tiers as if it had never been counted.
+        let waits = left.iter().any(|bucket| bucket.awaited && named(bucket).is_some());
+        if waits && refund.as_of < self.newest_units_in(quotas) {
+            return Refunded::default();
+        }
         // Of units that somebody waited for, AT names the time at which they would have been there. The bucket may be full by then,
         // and still make others wait until then.
         let waited = left.iter().any(|bucket| bucket.awaited && bucket.newest_units() >= refund.ended_by);
         for bucket in &mut left {
-            let Some(limit) = named(bucket.window).map(|quota| quota.limit()) else { continue };
-            let window = bucket.window.get();
-            // As many units, as a level of this bucket.
-            let as_here =
-                |(level, of): &(u128, u64)| times_ratio(*level, window, *of, |level, of| level / of);
-            let own = bucket.refundable(refund, limit);
-            let refundable = waiting.iter().map(as_here).min().map_or(own, |most| own.min(most));
-            units = units.max(bucket.refund(refundable, limit, refund));
+            if let Some(quota) = named(bucket).filter(|quota| quota.limit() > 0) {
+                units = units.max(bucket.refund(quota.limit(), refund));
+            }
         }
         left.retain(|bucket| bucket.level > 0);
         let emptied = units > 0 && !left.iter().any(|bucket| waited || bucket.is_live(refund.ended_by));
