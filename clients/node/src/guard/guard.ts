@@ -1,7 +1,7 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type ClockOption, isMistake } from "../commands/clock.js";
+import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { Driver } from "./driver.js";
@@ -40,7 +40,7 @@ import {
 import { time } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
+import { type Logger, mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
 export type { Decision, Fields, Figures, Problem, Reply } from "./fields.js";
 export type { Hold } from "./hold.js";
@@ -71,9 +71,11 @@ export interface GuardOptions<R> extends ClockOption {
   onLimited?: ((request: R, decision: Decision) => MaybePromise<Reply | undefined>) | undefined;
   /**
    * Called with `begun` when Redis goes away, and with `ended` when it decides again; both times with the reason, and on
-   * a cluster with the name of the node. If left out, both are written to the console.
+   * a cluster with the name of the node. The log says so all the same.
    */
   onOutage?: OnOutage | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
 }
 
 /** A place that is held for a request, or the refusal of one. */
@@ -158,7 +160,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       rememberMs = 0,
       prefix = "",
       clock,
-      onOutage = outageLog(MEANWHILE[fail]),
+      onOutage,
+      logger = console,
     } = checkedOptions("a guard", OPTIONS.guard, options);
     this.#options = options;
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
@@ -168,7 +171,13 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     time("rememberMs", rememberMs);
-    this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
+    this.#driver = new Driver(
+      askerOf(client, timeoutMs),
+      rememberMs,
+      clock,
+      outageLog(MEANWHILE[fail], logger),
+      onOutage,
+    );
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.#places = new Places(this.#driver.forgetful());
@@ -387,15 +396,15 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (this.isGone(request, told)) return this.#closed(passage, []);
     const visits = this.#visit(passage, shares);
     let all = await decide(visits);
-    const error = this.#local && all.find((each) => each instanceof Error);
+    const error = this.#local && all.find((each) => isError(each));
     if (this.#local !== undefined && error !== undefined)
       all = await this.#decideLocally(this.#local, visits, error);
     for (const visit of visits) note(passage, visit);
     if (this.isGone(request, told)) return this.#closed(passage, visits);
     for (const [i, each] of all.entries())
-      if (each instanceof Error) this.#failed(each, namesOf(visits[i]?.shares ?? []));
+      if (isError(each)) this.#failed(each, namesOf(visits[i]?.shares ?? []));
     const [decided] = all as [Answer | Error];
-    const isAway = decided instanceof Error;
+    const isAway = isError(decided);
     if (isAway && this.#options.fail === "closed") return this.#closed(passage, visits);
     if (!isAway && decided.limited) giveBack(passage, visits);
     const decision = decisionOf(passage.met.values(), isAway ? PASSES : decided);
@@ -405,7 +414,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     passage.isUsed ||= !isBefore;
     if (passage.isUsed) forgetOld(passage);
     if (told !== undefined) this.tell(told, decision.fields);
-    const isTold = all.some((each) => !(each instanceof Error) && each.limited);
+    const isTold = all.some((each) => !(isError(each)) && each.limited);
     if (isTold) await this.#options.onLimited?.(request, decision);
     return decision;
   }
@@ -439,13 +448,14 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return answered({ ...PASSES, fields: decisionOf(passage.met.values()).fields }, AWAY);
   }
 
-  /** `onOutage` has reported that Redis is away, so the console is not told again for each request. */
+  /** The log has said that Redis is away, so the console is not told again for each request. */
   #failed(error: Error, names: readonly string[]): void {
     if (isAway(error)) return;
     // Of a key the console has what the application chose, and not whose it is.
     const keys = names.map((name) => `~${this.#setting.prefix}${name}:*`).join(" ");
     const help = `: give the user ${keys} by ACL SETUSER, or the guard a prefix that the user has`;
-    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error);
+    const { logger = console } = this.#options;
+    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error, logger);
   }
 }
 

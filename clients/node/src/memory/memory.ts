@@ -92,9 +92,7 @@ export class MemoryLimiter extends Commands {
     this.#isInside = false;
     this.#look();
     this.#reader.at = this.#at;
-    const reply = this.#reader.read();
-    if (reply instanceof Error) throw reply;
-    return reply;
+    return this.#reader.read();
   }
 
   #enter(): void {
@@ -175,7 +173,7 @@ class Reader {
       case DOLLAR:
         return this.#text(this.#integer());
       case MINUS:
-        return new Error(this.#line());
+        throw new Error(this.#line());
       default:
         return this.#line();
     }
