@@ -1,5 +1,6 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
+import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
 import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
@@ -312,7 +313,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
-    const passage = (request as Passing)[PASSAGE];
+    const passage = (checkedRequest(request) as Passing)[PASSAGE];
     if (passage === undefined) throw new Error("this request has passed no limit");
     const settling = Array.from(settlements(used, passage), async ([{ driver, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
@@ -327,7 +328,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
         if (rows !== before[index]) metOf(passage, shares[index] as PolicyShare).rows = rows;
     });
     await Promise.all(settling);
-    if (passage.response !== undefined) this.tell(passage.response as S, this.standing(request));
+    this.#tellStanding(passage);
   }
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
@@ -335,10 +336,18 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     await Promise.all([this.#driver.close(), this.#local?.close()]);
   }
 
-  /** The fields of a request that passed; none if it was refused, since the refusal has its own. @internal */
+  /** What is left of the policies that a request has met, as header fields. @internal */
   protected standing(request: R): Fields {
-    const passage = (request as Passing)[PASSAGE];
-    return passage === undefined || passage.isRefused ? {} : decisionOf(passage.met.values()).fields;
+    return decisionOf((request as Passing)[PASSAGE]?.met.values() ?? []).fields;
+  }
+
+  /** Whether the latest decision on a request does not allow it. @internal */
+  protected isRefused(request: R): boolean {
+    return (request as Passing)[PASSAGE]?.isRefused === true;
+  }
+
+  #tellStanding({ response, met }: Passage): void {
+    if (response !== undefined) this.tell(response as S, decisionOf(met.values()).fields);
   }
 
   /**
@@ -358,6 +367,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   #passageOf(request: R, response?: S): Passage {
+    checkedRequest(request);
     return ((request as Passing)[PASSAGE] ??= {
       response: response ?? this.responseOf?.(request),
       met: new Map(),
@@ -376,6 +386,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     method: string,
     cost?: Costs,
   ): Promise<[PolicySet<R>, readonly PolicyShare[]]> {
+    checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
     const name = isNamed ? undefined : this.routeOf(request);
     if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
@@ -414,7 +425,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     passage.isUsed ||= !isBefore;
     if (passage.isUsed) forgetOld(passage);
     if (told !== undefined) this.tell(told, decision.fields);
-    const isTold = all.some((each) => !(isError(each)) && each.limited);
+    const isTold = all.some((each) => !isError(each) && each.limited);
     if (isTold) await this.#options.onLimited?.(request, decision);
     return decision;
   }
@@ -437,6 +448,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   async #refused(request: R, passage: Passage, decision: Decision): Promise<Decision> {
     passage.isRefused = true;
+    // A handler may respond otherwise, as to a batch of which one item was refused: its answer has these then.
+    this.#tellStanding(passage);
     const reply = await this.#options.onLimited?.(request, decision);
     return reply ? answered(decision, reply) : decision;
   }
@@ -457,6 +470,14 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const { logger = console } = this.#options;
     warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error, logger);
   }
+}
+
+/** The request, unless a handler has none: what is not called by HTTP is given other arguments. */
+export function checkedRequest<R extends object>(request: R, isOne = true): R {
+  if (isOne && typeof request === "object" && (request as unknown) !== null) return request;
+  throw mistakeOf(
+    `a guard decides about a request of HTTP, and not about ${inspect(request, { depth: 0 })}: in GraphQL it is in the context, as in take(context.req, policies); a message of a socket passes that of its upgrade`,
+  );
 }
 
 function namesOf(shares: readonly PolicyShare[]): string[] {

@@ -59,7 +59,8 @@ export function askerOf(asking: Asking, timeoutMs: number): Asker {
 }
 
 function isInMemory(asking: Asking): asking is InMemory {
-  return isClock(asking) && typeof (asking as Partial<InMemory>).send === "function";
+  const { maxKeys, send } = Object(asking) as Partial<InMemory>;
+  return typeof maxKeys === "number" && typeof send === "function" && isClock(asking);
 }
 
 /** Other libraries' clients have a `send` too, with other arguments; but theirs is a method of a class. */

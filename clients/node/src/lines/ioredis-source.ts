@@ -56,11 +56,11 @@ function callerOf(redis: Redis | Cluster, nodeOf: (slot: number) => string | und
     const call = (through: Redis | Cluster) => through.call(name, key as Key, ...words);
     const address = redis.isCluster ? nodeOf(slotOf(key as Key)) : undefined;
     const hasIt = ({ status, options: { host, port } }: Redis) =>
-      status === "ready" && `${host}:${port}` === address;
+      `${host}:${port}` === address && !["reconnecting", "close", "end"].includes(status);
     const node = address === undefined ? undefined : (redis as Cluster).nodes("master").find(hasIt);
     if (node === undefined) return call(redis);
-    return call(node).catch((error: Error) => {
-      if (!isRedirection(error)) throw error;
+    return call(node).catch((error: unknown) => {
+      if (!isRedirection(error as Error)) throw error;
       return call(redis);
     });
   };
