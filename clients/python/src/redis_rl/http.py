@@ -78,7 +78,7 @@ class Policy:
         all requests share the quotas.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`. Whom the quotas refuse is refused for all of ``block``, such as ``"10m"``, whatever comes
+        :class:`redis_rl.Leases`. Whom the quotas refuse is refused for all of ``block``, such as ``"10m"``, whatever is
         free meanwhile. Trying again makes it no longer. A ``dry_run`` decides, counts and calls ``on_limited``, but
         refuses nothing.
         """
