@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from .. import http
@@ -31,6 +31,7 @@ from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_o
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
+from .._time import monotonic
 from ..http import Answer, Decision, Figures, Policy
 from ..memory import MemoryLimiter, check_clock
 from .address import network

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
-from time import monotonic
 from typing import Any, TypeAlias
 from weakref import ref
 
 from .._commands.wire import NO_CLIENT
 from .._library import redis
+from .._time import monotonic
+from .names import looking_up
 
 Node: TypeAlias = tuple[str, int] | None
 """The address of a node of a cluster, or None where there is a single server."""
@@ -60,6 +61,7 @@ class Library:
             raise TypeError(f"{NO_CLIENT}: {client!r}")
         name = kinds[0].__module__.partition(".")[0]
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
+        self.is_async = is_async
         self.errors = import_module(f"{name}.exceptions")
         # What a broken connection raises. An exception from a signal handler is none of these.
         self.failures: tuple[type[Exception], ...] = (getattr(self.errors, f"{self.client_name}Error"), OSError)
@@ -82,6 +84,10 @@ class Library:
         # A server with too many connections says so and closes. A second write would fail before this is read.
         options.update({"driver_info": None} if "driver_info" in accepted else dict.fromkeys(_LIBRARY & accepted))
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+
+    def own(self, kind: Any) -> Any:
+        """Returns the class of the package's own connections that are like those of ``kind``."""
+        return looking_up(kind) if self.is_async and issubclass(kind, self.connections.Connection) else kind
 
 
 class Router:
@@ -145,7 +151,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
     if node:
         options.update(host=node[0], port=node[1])
         kind = connections.SSLConnection if _is_ssl(given) else connections.Connection
-        return connections.ConnectionPool(connection_class=kind, **options)
+        return connections.ConnectionPool(connection_class=library.own(kind), **options)
     pool = client.connection_pool
     if "path" in given:
         options["path"] = given["path"]
@@ -158,7 +164,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
         options = {**given, **options}
     else:
         options.update({name: value for name, value in given.items() if name.endswith("_connect_func")})
-    return connections.ConnectionPool(connection_class=kind, **options)
+    return connections.ConnectionPool(connection_class=library.own(kind), **options)
 
 
 def sentinels_of(pool: Any) -> list[Any]:
@@ -184,7 +190,7 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
     if _has_ssl(pool.connection_class):
         kind = sentinel.SentinelManagedSSLConnection
     return sentinel.SentinelConnectionPool(
-        pool.service_name, own, is_master=pool.is_master, connection_class=kind, **options
+        pool.service_name, own, is_master=pool.is_master, connection_class=library.own(kind), **options
     )
 
 
