@@ -22,7 +22,7 @@ from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
 from .._time import monotonic
 from .._turns import Turns
-from ..memory import MemoryLimiter
+from ..memory import decides_here
 from .nodes import Asking, Nodes
 
 # How long the end of an application waits for a server that says nothing.
@@ -65,12 +65,12 @@ class _HereLines:
 
     slot_of = None
 
-    def __init__(self, limiter: MemoryLimiter) -> None:
+    def __init__(self, limiter: Any) -> None:
         self._limiter = limiter
 
     @property
     def is_mine(self) -> bool:
-        return self._limiter.is_mine
+        return bool(self._limiter.is_mine)
 
     def node_of(self, key: Key) -> Node:
         return None
@@ -101,7 +101,7 @@ class InProcess(Asking):
 
     def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
         """``patience`` is that of the connections."""
-        is_here = isinstance(client, MemoryLimiter)
+        is_here = decides_here(client)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
@@ -403,7 +403,7 @@ class InThreads:
 
 def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
-    where = InThreads if isinstance(client, MemoryLimiter) else where
+    where = InThreads if decides_here(client) else where
     return where(
         client,
         Nodes("requests are not decided meanwhile"),

@@ -6,6 +6,8 @@ They never send a command twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import Any, TypeAlias
@@ -47,19 +49,30 @@ _RENEW_SECONDS = 0.5
 
 
 def kinds_of(client: Any) -> list[type]:
-    """The classes of redis-py or valkey-py that a client is of."""
-    return [kind for kind in type(client).__mro__ if kind.__module__.startswith(("redis.", "valkey."))]
+    """Returns the classes of redis-py or valkey-py that a client is of, or that it is made of if it is a wrapper."""
+    pool, manager = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
+    parts: list[Any] = [type(client), getattr(pool, "connection_class", None), type(manager)]
+    kinds = [kind for part in parts for kind in getattr(part, "__mro__", ())]
+    return [kind for kind in kinds if kind.__module__.startswith(("redis.", "valkey."))]
+
+
+def check_connections(client: Any) -> None:
+    """Raises an error if connections cannot be made from this client."""
+    if not kinds_of(client) or not any(hasattr(client, name) for name in ("connection_pool", "nodes_manager")):
+        raise no_client(client)
+
+
+def no_client(client: Any) -> TypeError:
+    hint = ", which has one only after init_app" if hasattr(client, "init_app") else ""
+    return TypeError(f"{NO_CLIENT}: {client!r}{hint}")
 
 
 class Library:
     """The modules and classes of the library of a client, for threads or for tasks."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        """Raises an error if this is no client of redis-py or valkey-py."""
-        kinds = kinds_of(client)
-        if not kinds or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
-            raise TypeError(f"{NO_CLIENT}: {client!r}")
-        name = kinds[0].__module__.partition(".")[0]
+        check_connections(client)
+        name = kinds_of(client)[0].__module__.partition(".")[0]
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
         self.is_async = is_async
         self.errors = import_module(f"{name}.exceptions")
@@ -96,7 +109,9 @@ class Router:
     def __init__(self, client: Any, *, is_async: bool) -> None:
         self.library = Library(client, is_async=is_async)
         # Who asks holds the client: connections that held it would keep themselves.
-        self._client = ref(client)
+        self._client: Callable[[], Any] = partial(_itself, client)
+        with suppress(TypeError):  # some wrappers have no weak references
+            self._client = ref(client)
         is_cluster = hasattr(client, "nodes_manager")
         self.slot_of: Callable[[str | bytes], int] | None = self._slot_of if is_cluster else None
         self._cluster: Any = None
@@ -134,6 +149,10 @@ class Router:
         """Makes a client for the cluster that learns its nodes anew."""
         self.renewed = monotonic()
         return own_cluster_client(self.library, self._cluster or self.client, without=without)
+
+
+def _itself(client: Any) -> Any:
+    return client
 
 
 def socket_timeout(client: Any) -> float:
