@@ -2,7 +2,6 @@
 # with: flask redis
 # ci
 # expect: 20 answered, at most 0.6 s, 0.1 s after the first second
-import os
 import socket
 import threading
 import time
