@@ -120,9 +120,10 @@ class Policy:
 
     def is_same(self, other: Policy) -> bool:
         """Whether both are one policy, so that a request which meets both takes the units of both."""
-        return self is other or (
-            self.rules is other.rules and self.items == other.items and self.dry_run == other.dry_run
-        )
+        if self is other:
+            return True
+        names = ("algorithm", "lease", "dry_run")
+        return repr(self) == repr(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __repr__(self) -> str:
         """Returns the name and the quotas."""

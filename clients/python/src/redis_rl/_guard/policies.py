@@ -131,7 +131,7 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
         return (named("requests", chosen),)
     policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
     for policy in policies:
-        if not isinstance(policy, Policy):
+        if not all(hasattr(policy, name) for name in ("name", "items", "rules", "is_same")):
             raise TypeError(f"a Policy is needed: {policy!r}")
     check_together(policies)
     return policies
