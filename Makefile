@@ -170,6 +170,7 @@ check: lint test test-clients test-examples test-leases ## Check formatting, lin
 check-rest: test-clients test-playground test-languages ## Check what CI checks only each night, and a release
 	@tools/install-missing lint
 	cargo clippy --locked $(LINTED_AT_NIGHT:%=--package %) --all-targets -- --deny warnings
+	cargo test --locked --test rest
 
 INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 # The package's preinst refuses the reverse.

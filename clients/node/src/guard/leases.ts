@@ -72,12 +72,12 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     clock,
     logger,
   } = checkedOptions("leases", OPTIONS.leases, options);
-  const list = checkedQuotas(quotas);
+  const list = checkedQuotas(quotas, checkedAlgorithm(algorithm));
   const most = whole(
     "the units of a lease",
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
-  const rules = new Rules(checkedAlgorithm(algorithm), list, time("ttlMs", ttlMs, 1), most);
+  const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
   time("rememberMs", rememberMs);
   const log = outageLog(NOT_DECIDED, logger);
   const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
