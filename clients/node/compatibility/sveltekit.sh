@@ -1,0 +1,32 @@
+# A production build of SvelteKit: a hook with a guard refuses the third request of two.
+#
+# language: node
+# with: @sveltejs/kit @sveltejs/adapter-node @sveltejs/vite-plugin-svelte svelte vite redis
+# expect: 200 200 429
+
+mkdir -p src/routes
+cat > svelte.config.js <<'END'
+import adapter from "@sveltejs/adapter-node";
+export default { kit: { adapter: adapter() } };
+END
+cat > vite.config.js <<'END'
+import { sveltekit } from "@sveltejs/kit/vite";
+export default { plugins: [sveltekit()] };
+END
+node -e 'const p = require("./package.json"); p.type = "module"; fs.writeFileSync("package.json", JSON.stringify(p))'
+echo '<!doctype html><html><head>%sveltekit.head%</head><body>%sveltekit.body%</body></html>' > src/app.html
+echo '<p>hello</p>' > src/routes/+page.svelte
+cat > src/hooks.server.js <<'END'
+import { createClient } from "redis";
+import { Guard } from "redis-rl/fetch";
+
+const client = createClient({ url: process.env.REDIS_URL }).on("error", () => {});
+client.connect().catch(() => {});
+const policies = (request) => (new URL(request.url).pathname === "/" ? "2/m" : undefined);
+const guard = new Guard(client, policies, { key: () => "all", timeoutMs: 5000, fail: "closed" });
+export const handle = ({ event, resolve }) => guard.middleware(event.request, () => resolve(event));
+END
+npx vite build >log 2>&1 || tail -40 log >&2
+PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 node build >&2 &
+trap 'kill $!' EXIT
+node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))/" 3
