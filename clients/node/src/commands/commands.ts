@@ -93,6 +93,8 @@ export interface WindowInfo {
   previous?: number;
   /** For a bucket, the limit that the last count named. */
   limit?: number;
+  /** For weeks and months of the calendar, as in `1mo`; `windowMs` is then the length of the one that counts now. */
+  calendar?: string;
 }
 
 export interface Info {
@@ -199,7 +201,8 @@ function info(reply: unknown): Info | null {
 /** The server names fields as in `window_ms`. */
 function windowInfo(reply: unknown): WindowInfo {
   const fields = [...toMap(reply)].map(([name, value]) => {
-    return [name.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase()), Number(value)];
+    const renamed = name.replace(/_(.)/g, (_, letter: string) => letter.toUpperCase());
+    return [renamed, name === "calendar" ? String(value) : Number(value)];
   });
   return Object.fromEntries(fields) as WindowInfo;
 }

@@ -113,7 +113,7 @@ export interface Wanted {
 export function wantedOf(key: Key, limit: number, options: HoldOptions = {}): Wanted {
   const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], "log"), 0, 0);
   return {
     key,
     forMs,

@@ -69,12 +69,12 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     timeoutMs = 1000,
     clock,
   } = checkedOptions("leases", OPTIONS.leases, options);
-  const list = checkedQuotas(quotas);
+  const list = checkedQuotas(quotas, checkedAlgorithm(algorithm));
   const most = whole(
     "the units of a lease",
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
-  const rules = new Rules(checkedAlgorithm(algorithm), list, time("ttlMs", ttlMs, 1), most);
+  const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
   const driver = new Driver(askerOf(client, timeoutMs), time("rememberMs", rememberMs), clock, NOT_DECIDED);
   return {
     async take(key, options = {}) {

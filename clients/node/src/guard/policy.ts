@@ -87,14 +87,9 @@ class CheckedPolicy<R> {
     // The name of a route has a space between method and path.
     this.name = checkedName(name, policy.name === undefined ? /^[ -~]+$/ : undefined);
     this.#begin = `${prefix}${name}:`;
-    this.quotas = checkedQuotas(quotas);
+    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm));
     this.items = itemsOf(name, this.quotas, unit);
-    this.#rules = new Rules(
-      checkedAlgorithm(algorithm),
-      this.quotas,
-      LEASE_MS,
-      whole("the units of a lease", lease),
-    );
+    this.#rules = new Rules(algorithm, this.quotas, LEASE_MS, whole("the units of a lease", lease));
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }

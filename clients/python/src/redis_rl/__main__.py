@@ -113,7 +113,9 @@ def _add_uri(options: argparse.ArgumentParser) -> None:
 
 def _quotas(text: str) -> list[Rules]:
     try:
-        return [Rules(b"", "log", wire.checked_pairs([text]))]
+        # Of a key that exists its own algorithm counts.
+        pairs = wire.parsed(text)
+        return [Rules(b"", "fixed" if any(wire.is_months(window) for _, window in pairs) else "log", pairs)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

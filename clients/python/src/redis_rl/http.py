@@ -32,7 +32,8 @@ class Item:
 
     name: str
     limit: int
-    window: timedelta
+    window: timedelta | None
+    """None of months, which differ in length."""
     unit: str | None = None
     quoted: str = field(init=False, repr=False, compare=False)
     text: str = field(init=False, repr=False, compare=False)
@@ -42,11 +43,12 @@ class Item:
         """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
-        if self.window % _SECOND or not self.window:
+        if self.window is not None and (self.window % _SECOND or not self.window):
             raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
         unit = "" if self.unit is None else f";qu={_string(self.unit)}"
         object.__setattr__(self, "quoted", _string(self.name))
-        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit};w={self.window // _SECOND}")
+        window = "" if self.window is None else f";w={self.window // _SECOND}"
+        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit}{window}")
 
 
 class Policy:
@@ -81,12 +83,13 @@ class Policy:
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
         self.name = name
         # A refusal by the server would count as Redis being away, and might let every request pass.
-        self.quotas = wire.checked_pairs(quotas)
+        self.quotas = wire.checked_pairs(quotas, algorithm)
         self.algorithm: Algorithm = algorithm
         self.cost = cost
         self.key = key
         self.items = tuple(
-            Item(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in self.quotas
+            Item(f"{name}-{_name(window)}", limit, None if wire.is_months(window) else timedelta_of(window), unit)
+            for limit, window in self.quotas
         )
         wire.check_algorithm(algorithm)
         if not callable(cost):

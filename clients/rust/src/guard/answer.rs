@@ -89,7 +89,10 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
         if let Some(unit) = &item.policy.0.unit {
             let _ = write!(all, ";qu={}", structured(unit));
         }
-        let _ = write!(all, ";w={}", item.quota.window.as_secs());
+        // Months differ in length, so none is told.
+        if !item.quota.is_months() {
+            let _ = write!(all, ";w={}", item.quota.window.as_secs());
+        }
         let Some(verdict) = item.verdict else { continue };
         let time = if is_to_wait { verdict.retry_after } else { Some(verdict.reset_after) };
         let separator = if left.is_empty() { "" } else { ", " };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::policy::Policy;
-use crate::commands::Invalid;
+use crate::commands::{Invalid, check};
 
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;
@@ -81,6 +81,12 @@ impl Policies {
 /// Refuses policies that the server would answer by an error: that would count as Redis being away, and requests might
 /// pass. Also two policies of one name, which would share a key.
 pub(crate) fn checked(policies: &[Policy]) -> Result<(), Invalid> {
+    // Whether it takes windows of the calendar is known once it has its algorithm.
+    for policy in
+        policies.iter().filter(|policy| policy.quotas().iter().any(|quota| quota.calendar.is_some()))
+    {
+        check(policy.quotas(), policy.0.rules.algorithm)?;
+    }
     let mut names = HashSet::new();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
         return Err(Invalid::new(format!("two policies of a request have the name {:?}", twice.name())));

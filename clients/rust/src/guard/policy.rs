@@ -77,7 +77,7 @@ impl Policy {
 
     /// A policy without a name, for a route to name.
     fn unnamed(quotas: Quotas) -> Result<Policy, Invalid> {
-        check(&quotas)?;
+        check(&quotas, Algorithm::Fixed)?;
         if let Some(quota) = quotas.iter().find(|quota| quota.window.subsec_nanos() != 0) {
             let why = format!("\"{quota}\" is no quota of a policy: its window must be whole seconds");
             return Err(Invalid::new(why));

@@ -37,7 +37,7 @@ class _Leased(Generic[_Limiter]):
         if not isinstance(limiter, self._asks):
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
         wire.check_algorithm(algorithm)
-        pairs = wire.checked_pairs(quotas)
+        pairs = wire.checked_pairs(quotas, algorithm)
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
         wire.check_units("the units of a lease", units)

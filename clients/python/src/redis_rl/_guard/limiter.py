@@ -152,7 +152,7 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         wire.check_units("a cost that is waited for", cost)
         timeout_ms = _LONGEST_MS if timeout is None else min(int(seconds_of("timeout", timeout) * 1000), _LONGEST_MS)
         within_ms = timeout_ms if algorithm == "bucket" and cost else None
-        rules = Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0, within_ms)
+        rules = Rules.of(algorithm, wire.checked_pairs(quotas, algorithm), 0, 0, within_ms)
         return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
 
     async def _served(self, me: Waiter, share: Share, timeout_ms: int) -> Verdict:
