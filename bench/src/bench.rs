@@ -119,7 +119,12 @@ impl<'a> Bench<'a> {
 
     /// Microseconds of the server's CPU for a request, and their ratio to those of another workload; the two take turns. `None` if
     /// one has several commands, since redis-benchmark sends single ones.
-    pub fn micros(&self, workload: &Workload, base: &Workload, sending: Sending) -> Result<Option<[Spread; 2]>> {
+    pub fn micros(
+        &self,
+        workload: &Workload,
+        base: &Workload,
+        sending: Sending,
+    ) -> Result<Option<[Spread; 2]>> {
         let Some(benchmark) = self.benchmark else { return Ok(None) };
         if [workload, base].iter().any(|workload| workload.only_command().is_none()) {
             return Ok(None);

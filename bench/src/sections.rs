@@ -209,6 +209,7 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
     let title = format!("Microseconds of the server's CPU for a request, {}", bench.fast.version()?);
     report.table(title, ["", "in pipelines", "ratio", "one by one"], THROUGHPUT);
     report.section("Commands; to the no-op module command");
+    let has_increx = Workload::increx().is_known_to(&mut bench.fast.connect()?)?;
     let commands = [Workload::no_op()]
         .into_iter()
         .chain(Algorithm::ALL.map(Workload::allowed))
@@ -217,6 +218,7 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
             Workload::keys(3, Algorithm::FIXED),
             Workload::incr(),
         ])
+        .chain(has_increx.then(Workload::increx))
         .chain(others(setup, &bench.scripts))
         .chain(bench.scripts.three_keys());
     for workload in commands {
