@@ -13,7 +13,7 @@ pub use acquire::Acquire;
 pub use clock::Clock;
 pub(crate) use clock::Time;
 #[cfg(feature = "tokio-comp")]
-pub(crate) use clock::has_timers;
+pub(crate) use clock::{NO_TIMERS, has_timers};
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;

@@ -68,9 +68,11 @@ impl Item<'_> {
     }
 }
 
-/// Each quota with its figures, if they are known. A single row of a lease belongs to the quota with its limit.
+/// Each quota with its figures, if they are known, except for dry runs. A single row of a lease belongs to the quota with its
+/// limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    told.iter().flat_map(|Told { policy, rows, .. }| {
+    let told = told.iter().filter(|told| !told.policy.is_dry_run());
+    told.flat_map(|Told { policy, rows, .. }| {
         let has_all = rows.len() == policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);

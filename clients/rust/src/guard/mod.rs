@@ -25,6 +25,8 @@ mod policy;
 mod refusal;
 #[cfg(feature = "web")]
 mod requester;
+#[cfg(feature = "web")]
+mod visit;
 
 #[cfg(feature = "web")]
 pub use self::{
@@ -44,3 +46,5 @@ pub use leases::Leases;
 pub use places::{Hold, Places};
 #[cfg(feature = "web")]
 pub(crate) use refusal::Refused;
+#[cfg(feature = "web")]
+pub(crate) use visit::Visit;

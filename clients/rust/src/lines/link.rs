@@ -3,7 +3,7 @@
 use std::future::{Future, pending};
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -12,30 +12,20 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value,
     make_extension_error,
 };
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
 use super::errors::{is_reply, known};
 use super::line::{Line, State, TICKS};
-use crate::commands::has_timers;
 use crate::locked;
 
-/// How often other tasks may run before a tick is told.
-///
-/// tokio runs the task of a timer ahead of thousands that are ready, and one of the last may be about to read a reply. Before
-/// a line is late, a thread has run some 24,000 other tasks, or was idle and took tasks of busy threads.
-const LAPS: u32 = 20;
-
-pub(crate) const ENDED: &str = "the runtime that asked has ended";
+pub(crate) const ENDED: &str = "what asked Redis has panicked";
 
 const MISUSED: &str = "MISUSED";
-pub(crate) const NO_RUNTIME: &str =
-    "Redis is asked on a runtime of tokio, and this is none: enter one, or use a MemoryLimiter";
-const NO_TIMERS: &str = "this runtime of tokio has no timers: build it with enable_all()";
-const PANICKED: &str = "connecting has panicked: a runtime of tokio needs I/O, by enable_all(), and TLS a provider of rustls, \
-    by its feature ring or by install_default()";
+const PANICKED: &str =
+    "connecting has panicked: TLS needs a provider of rustls, by its feature ring or by install_default()";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -66,17 +56,16 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     }
 
     /// The current connection, or a new one.
-    fn life(&self) -> RedisResult<Arc<Life<T>>> {
+    fn life(&self) -> Arc<Life<T>> {
         let mut life = locked(&self.life);
         if let Some(life) = life.as_ref().filter(|life| !is_over(&life.stage.borrow())) {
-            return Ok(life.clone());
+            return life.clone();
         }
-        let runtime = runtime()?;
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
         let new = Arc::new(Life { timeout: self.timeout, stage, line });
-        runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
-        Ok(life.insert(new).clone())
+        own_runtime().spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
+        life.insert(new).clone()
     }
 
     /// Whether there is a connection.
@@ -95,7 +84,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     where
         F: Future<Output = RedisResult<R>>,
     {
-        let life = self.life()?;
+        let life = self.life();
         let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
         let sent = async {
             let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
@@ -157,7 +146,7 @@ impl<T> Life<T> {
     }
 }
 
-/// Ends a connection when the task that keeps it is dropped: its runtime ends, or connecting has panicked.
+/// Ends a connection when the task that keeps it is dropped, since connecting has panicked.
 struct Keeper<T>(Weak<Life<T>>);
 
 impl<T> Drop for Keeper<T> {
@@ -193,9 +182,8 @@ async fn tick<T>(life: &Weak<Life<T>>, mut line: watch::Receiver<Line>) {
     while line.wait_for(Line::is_ticking).await.is_ok() {
         let Some(timeout) = life.upgrade().map(|life| life.timeout) else { return };
         sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
-        for _ in 0..LAPS {
-            yield_now().await;
-        }
+        // What has arrived is read before the tick counts.
+        yield_now().await;
         if let Some(life) = life.upgrade()
             && life.happens(Line::tick) == State::Late
         {
@@ -263,10 +251,19 @@ fn given_up(error: &RedisError) -> RedisError {
     (ErrorKind::Io, "the connection is given up", error.to_string()).into()
 }
 
-/// The runtime that this is called on, if it has timers.
-pub(crate) fn runtime() -> RedisResult<Handle> {
-    let runtime = Handle::try_current().map_err(|_| misused(NO_RUNTIME))?;
-    if has_timers() { Ok(runtime) } else { Err(misused(NO_TIMERS)) }
+/// The runtime of a thread of the package's own, which begins with the first request and sleeps while there are none.
+///
+/// On a runtime of the application, as the first of actix-web's workers has one, a handler that computes for two seconds would
+/// keep the replies to all requests from being read for as long.
+pub(crate) fn own_runtime() -> &'static Handle {
+    static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime of tokio");
+        let handle = runtime.handle().clone();
+        let run = move || runtime.block_on(pending::<()>());
+        thread::Builder::new().name("redis-rl".to_owned()).spawn(run).expect("a thread for Redis");
+        handle
+    });
+    &RUNTIME
 }
 
 /// The error for a mistake of the program. It does not mean that Redis is away.
