@@ -23,6 +23,7 @@ const guard = new Guard(client, policies, { key: () => clientAddress("192.0.2.1"
 export const onRequest = ({ request }, next) => guard.middleware(request, next);
 END
 ASTRO_TELEMETRY_DISABLED=1 npx astro build >log 2>&1 || tail -40 log >&2
-PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 node dist/server/entry.mjs >&2 &
+export PORT=$(node lib/free-port.mjs)
+HOST=127.0.0.1 node dist/server/entry.mjs >service.log 2>&1 &
 trap 'kill $!' EXIT
-node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))/" 3
+node lib/ask.mjs "http://127.0.0.1:$PORT/" 3

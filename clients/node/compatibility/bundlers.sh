@@ -33,9 +33,14 @@ const server = app.listen(0, async () => {
 });
 END
 has() { [[ -d node_modules/$1 ]]; }
-if has tsup; then npx tsup app.mjs --format cjs --no-external '.*' --out-dir out >&2
+if has tsup; then
+  echo 'export default { entry: ["app.mjs"], format: "cjs", outDir: "out", noExternal: [/.*/] };' > tsup.config.mjs
+  npx tsup >&2
 elif has vite; then npx vite build --ssr app.mjs --outDir out --logLevel error >&2
-elif has @rspack/cli; then npx rspack build --entry ./app.mjs --mode production --target node --output-path out --output-filename app.cjs >&2
+elif has @rspack/cli; then 
+  output='{ path: import.meta.dirname + "/out", filename: "app.cjs" }'
+  echo "export default { entry: './app.mjs', target: 'node', mode: 'production', output: $output };" > rspack.config.mjs
+  npx rspack build >&2
 elif has webpack; then npx webpack ./app.mjs --mode production --target node -o out --output-filename app.cjs >&2
 elif has rollup; then npx rollup app.mjs -p node-resolve -p commonjs -p json -f cjs -o out/app.cjs >&2
 elif has @vercel/ncc; then npx ncc build app.mjs -o out >&2
@@ -43,4 +48,4 @@ else npx esbuild app.mjs --bundle --platform=node --outfile=out/app.cjs --log-le
 fi
 # The server build of Vite leaves packages where they are.
 has vite || rm -r node_modules
-node out/*.*js
+node "$(ls out/app.* out/index.* 2>/dev/null | head -1)"

@@ -11,9 +11,9 @@ import { Guard } from "redis-rl/express";
 import { clientOf } from "./lib/world.mjs";
 
 if (cluster.isPrimary) {
-  const workers = Array.from({ length: 3 }, () => cluster.fork({ PORT: Number(process.env.REDIS_PORT) + 1 }));
-  await Promise.all(workers.map((worker) => once(worker, "listening")));
-  const url = `http://127.0.0.1:${Number(process.env.REDIS_PORT) + 1}/`;
+  const workers = Array.from({ length: 3 }, () => cluster.fork());
+  const addresses = await Promise.all(workers.map((worker) => once(worker, "listening")));
+  const url = `http://127.0.0.1:${addresses[0][0].port}/`;
   const ask = async () => (await fetch(url, { headers: { connection: "close" } })).status;
   const first = await Promise.all(Array.from({ length: 30 }, ask));
   workers[0].kill("SIGKILL");
@@ -23,5 +23,7 @@ if (cluster.isPrimary) {
   process.exit();
 } else {
   const guard = new Guard(await clientOf(), "20/m", { timeoutMs: 5000, fail: "closed" });
-  express().use(guard.middleware, (_, response) => response.send("found")).listen(process.env.PORT);
+  express()
+    .use(guard.middleware, (_, response) => response.send("found"))
+    .listen(0);
 }

@@ -32,8 +32,8 @@ else
 const client = new Redis(process.env.REDIS_URL, { lazyConnect: true });'
 fi
 npx next build >log 2>&1 || tail -40 log >&2
-export PORT=$((REDIS_PORT + 1))
-npx next start -H 127.0.0.1 -p "$PORT" >&2 &
+export PORT=$(node lib/free-port.mjs)
+next start -H 127.0.0.1 -p "$PORT" >service.log 2>&1 &
 trap 'kill $!' EXIT
 memory=$(node lib/ask.mjs "http://127.0.0.1:$PORT/memory" 2)
 echo "$memory" "$(node lib/ask.mjs "http://127.0.0.1:$PORT/other" 1)"

@@ -17,9 +17,9 @@ app.get("/", (_, response) => response.send("found"));
 app.get("/up", (_, response) => response.send("up"));
 app.listen(process.env.PORT);
 END
-export PORT=$((REDIS_PORT + 1)) PM2_HOME=$PWD/pm2
-trap 'npx pm2 kill >&2' EXIT
-npx pm2 start app.cjs -i 2 >&2
+export PORT=$(node lib/free-port.mjs) PM2_HOME=$PWD/pm2
+trap 'pm2 kill >&2' EXIT
+pm2 start app.cjs -i 2 >&2
 before=$(node lib/ask.mjs "http://127.0.0.1:$PORT/" 2)
-npx pm2 reload app >&2
+pm2 reload app >&2
 echo "$before" "$(node lib/ask.mjs "http://127.0.0.1:$PORT/" 2)"

@@ -32,6 +32,7 @@ import { guard } from "../guard.server.js";
 export const loader = ({ request }) => guard.middleware(request, () => Response.json({ found: [] }));
 END
 npx react-router build >log 2>&1 || tail -40 log >&2
-PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 npx react-router-serve ./build/server/index.js >&2 &
+export PORT=$(node lib/free-port.mjs)
+HOST=127.0.0.1 react-router-serve ./build/server/index.js >service.log 2>&1 &
 trap 'kill $!' EXIT
-node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))/found" 3
+node lib/ask.mjs "http://127.0.0.1:$PORT/found" 3

@@ -27,6 +27,7 @@ const guard = new Guard(client, policies, { key: () => "all", timeoutMs: 5000, f
 export const handle = ({ event, resolve }) => guard.middleware(event.request, () => resolve(event));
 END
 npx vite build >log 2>&1 || tail -40 log >&2
-PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 node build >&2 &
+export PORT=$(node lib/free-port.mjs)
+HOST=127.0.0.1 node build >service.log 2>&1 &
 trap 'kill $!' EXIT
-node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))/" 3
+node lib/ask.mjs "http://127.0.0.1:$PORT/" 3

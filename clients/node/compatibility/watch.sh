@@ -16,8 +16,8 @@ const app = express().use(guard.middleware);
 app.get("/", (_, response) => response.send("found")).listen(process.env.PORT);
 app.get("/generation", (_, response) => response.send("1"));
 END
-export PORT=$((REDIS_PORT + 1))
-node --watch app.mjs >&2 &
+export PORT=$(node lib/free-port.mjs)
+node --watch app.mjs >service.log 2>&1 &
 trap 'kill $!' EXIT
 cat > asks.mjs <<'END'
 import { readFileSync, writeFileSync } from "node:fs";

@@ -3,7 +3,7 @@
 # language: node
 # with: @yarnpkg/cli-dist@4
 # expect: 200 200 429
-# expect: 200 200 429
+# expect: 429 429 429
 
 yarn=$PWD/node_modules/@yarnpkg/cli-dist/bin/yarn.js
 mkdir project && cp -r lib project && cd project
