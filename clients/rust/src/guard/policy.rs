@@ -33,6 +33,7 @@ pub(crate) struct Inner {
     pub key: Option<Key>,
     /// The length of the last of its rules' quotas, if that is a block's.
     pub block: Option<Duration>,
+    hidden: bool,
     dry_run: bool,
 }
 
@@ -89,8 +90,16 @@ impl Policy {
         }
         let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), lease: LEASE, units: 0 };
         let (name, cost) = (String::new(), Cost::Units(1));
-        let inner =
-            Inner { name, rules: rules.into(), unit: None, cost, key: None, block: None, dry_run: false };
+        let inner = Inner {
+            name,
+            rules: rules.into(),
+            unit: None,
+            cost,
+            key: None,
+            block: None,
+            hidden: false,
+            dry_run: false,
+        };
         Ok(Policy(inner.into()))
     }
 
@@ -193,6 +202,11 @@ impl Policy {
         check(quotas, *algorithm)
     }
 
+    /// With `true` no answer tells its figures, except for the wait.
+    pub fn hidden(self, hidden: bool) -> Policy {
+        self.with(|inner| inner.hidden = hidden)
+    }
+
     /// With `true` it decides, counts and calls [`on_limited`](crate::web::Guard::on_limited), and refuses nothing.
     pub fn dry_run(self, dry_run: bool) -> Policy {
         self.with(|inner| inner.dry_run = dry_run)
@@ -215,6 +229,11 @@ impl Policy {
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.0.dry_run
+    }
+
+    /// Whether answers tell its figures.
+    pub(crate) fn is_shown(&self) -> bool {
+        !self.0.hidden && !self.0.dry_run
     }
 
     /// The units that a request takes. `None` if they depend on a head that is not there.
