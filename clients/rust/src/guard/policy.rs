@@ -80,7 +80,7 @@ impl Policy {
 
     /// A policy without a name, for a route to name.
     fn unnamed(quotas: Quotas) -> Result<Policy, Invalid> {
-        check(&quotas, Algorithm::Fixed)?;
+        check(&quotas, true)?;
         if let Some(quota) = quotas.iter().find(|quota| quota.window.subsec_nanos() != 0) {
             let why = format!("\"{quota}\" is no quota of a policy: its window must be whole seconds");
             return Err(Invalid::new(why));
@@ -191,7 +191,11 @@ impl Policy {
         let Rules { algorithm, quotas, units, .. } = &*self.0.rules;
         let Some(block) = self.0.block else {
             // The others were checked when they were read.
-            return if quotas.iter().any(Quota::is_calendar) { check(quotas, *algorithm) } else { Ok(()) };
+            return if quotas.iter().any(Quota::is_calendar) {
+                check(quotas, *algorithm == Algorithm::Fixed)
+            } else {
+                Ok(())
+            };
         };
         if *algorithm != Algorithm::Log || *units > 0 {
             return Err(Invalid::new("block is for the algorithm log, without a lease"));
@@ -199,7 +203,7 @@ impl Policy {
         if self.quotas().iter().any(|quota| quota.window >= block) {
             return Err(Invalid::new("block must be longer than the windows of the policy"));
         }
-        check(quotas, *algorithm)
+        check(quotas, *algorithm == Algorithm::Fixed)
     }
 
     /// With `true` no answer tells its figures, except for the wait.
