@@ -1,7 +1,7 @@
 # A production build of SvelteKit: a hook with a guard refuses the third request of two.
 #
 # language: node
-# with: @sveltejs/kit @sveltejs/adapter-node @sveltejs/vite-plugin-svelte svelte vite redis
+# with: @sveltejs/kit@2 @sveltejs/adapter-node@5 @sveltejs/vite-plugin-svelte@5 svelte@5 vite@6 redis
 # expect: 200 200 429
 
 mkdir -p src/routes

@@ -142,7 +142,7 @@ class CheckedPolicy<R> {
       return own.then((own) => this.#shareOfOwn(request, own, cost));
     } catch (error) {
       // Thrown here it would leave promises of other policies, and what they reject with, to nobody.
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
   }
 
@@ -269,9 +269,8 @@ export class PolicySet<R> {
     const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
     const there = (shares: readonly (PolicyShare | undefined)[]) =>
       shares.filter((share) => share !== undefined);
-    return shares.some(isPromise)
-      ? Promise.all(shares).then(there)
-      : there(shares as (PolicyShare | undefined)[]);
+    if (shares.some(isPromise)) return Promise.all(shares.map(async (share) => share)).then(there);
+    return there(shares as (PolicyShare | undefined)[]);
   }
 
   /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
