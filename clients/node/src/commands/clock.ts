@@ -73,6 +73,28 @@ export function after(ms: number, call: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/**
+ * The same without being late, by as much as a timer is: who is told that a unit is free then would come after all
+ * others. For less than a millisecond it looks in each turn of the event loop.
+ */
+export function exactlyAfter(ms: number, call: () => void): () => void {
+  const dueMs = performance.now() + ms;
+  let isOver = false;
+  const look = () => {
+    const leftMs = dueMs - performance.now();
+    if (isOver) return;
+    // A test's timers may fire long before.
+    if (leftMs > 0 && leftMs < 2) setImmediate(look);
+    else call();
+  };
+  // It fires up to two milliseconds late.
+  const stop = after(Math.max(0, ms - 2), look);
+  return () => {
+    isOver = true;
+    stop();
+  };
+}
+
 /** The same by a clock of the application; if it is a test's, once the test has moved it so far. */
 export function afterBy(clock: Clock | Now, ms: number, call: () => void): () => void {
   if (clock instanceof Clock) return clock.after(ms, call);
