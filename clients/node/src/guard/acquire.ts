@@ -1,7 +1,7 @@
 // Waiting until a limit allows a request.
 
 import { askerOf, type Asking } from "../lines/asker.js";
-import { exactlyAfter } from "../commands/clock.js";
+import { exactlyAfter, isError } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -57,7 +57,7 @@ export async function acquire(
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
   const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
-  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas), 0, 0, withinMs);
+  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas, algorithm), 0, 0, withinMs);
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
   const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);
@@ -138,7 +138,7 @@ class BucketLine {
       if (says.asks !== true) return;
       driver.ask(new Request([share]), (answer) => {
         const nowMs = driver.known();
-        if (answer instanceof Error) {
+        if (isError(answer)) {
           fail(answer);
           this.#follow(turns.refused(nowMs));
           return;

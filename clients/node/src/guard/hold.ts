@@ -1,6 +1,7 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
+import { isError } from "../commands/clock.js";
 import { checkedKey, type Key, prefixed } from "../commands/commands.js";
 import { TIMEOUT_MS } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
@@ -115,7 +116,7 @@ export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, pr
   const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   time("timeoutMs", timeoutMs);
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]]), 0, 0);
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], "log"), 0, 0);
   const [key, markKey] = [prefixed(prefix, name), prefixed(`${prefix}waiting:`, name)];
   return { key, markKey, limit, forMs, taking: rulesOf(limit), rulesOf };
 }
@@ -328,7 +329,7 @@ class HeldPlace implements Hold {
       });
       this.#ask(rules, (answer) => {
         forget();
-        if (answer instanceof Error) {
+        if (isError(answer)) {
           reject(answer);
           return;
         }
@@ -358,7 +359,7 @@ class HeldPlace implements Hold {
     const { key } = this.queue.wanted;
     const request = (this.#new = new Request([{ key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
-      const isTaken = !(answer instanceof Error || answer.limited);
+      const isTaken = !(isError(answer) || answer.limited);
       if (isTaken) this.happens("taken", answer.at);
       else this.happens("failed");
       if (isTaken) this.#old = request;

@@ -32,7 +32,8 @@ class Item:
 
     name: str
     limit: int
-    window: timedelta
+    window: timedelta | None
+    """None of months, which differ in length."""
     unit: str | None = None
     quoted: str = field(init=False, repr=False, compare=False)
     text: str = field(init=False, repr=False, compare=False)
@@ -42,11 +43,12 @@ class Item:
         """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
-        if self.window % _SECOND or not self.window:
+        if self.window is not None and (self.window % _SECOND or not self.window):
             raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
         unit = "" if self.unit is None else f";qu={_string(self.unit)}"
         object.__setattr__(self, "quoted", _string(self.name))
-        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit};w={self.window // _SECOND}")
+        window = "" if self.window is None else f";w={self.window // _SECOND}"
+        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit}{window}")
 
 
 class Policy:
@@ -66,6 +68,7 @@ class Policy:
         cost: int | Callable[[Any], int | Awaitable[int]] = 1,
         key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         lease: int = 0,
+        block: Window | None = None,
         dry_run: bool = False,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
@@ -75,18 +78,21 @@ class Policy:
         all requests share the quotas.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts and calls ``on_limited``, but refuses nothing.
+        :class:`redis_rl.Leases`. Whom the quotas refuse is refused for all of ``block``, such as ``"10m"``, whatever is
+        free meanwhile. Trying again makes it no longer. A ``dry_run`` decides, counts and calls ``on_limited``, but
+        refuses nothing.
         """
         if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
         self.name = name
         # A refusal by the server would count as Redis being away, and might let every request pass.
-        self.quotas = wire.checked_pairs(quotas)
+        self.quotas = wire.checked_pairs(quotas, algorithm)
         self.algorithm: Algorithm = algorithm
         self.cost = cost
         self.key = key
         self.items = tuple(
-            Item(f"{name}-{_name(window)}", limit, timedelta_of(window), unit) for limit, window in self.quotas
+            Item(f"{name}-{_name(window)}", limit, None if wire.is_months(window) else timedelta_of(window), unit)
+            for limit, window in self.quotas
         )
         wire.check_algorithm(algorithm)
         if not callable(cost):
@@ -100,13 +106,24 @@ class Policy:
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self.rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
+        self.block = None if block is None else self._checked_block(block)
+        blocks = () if block is None else ((wire.BLOCK, block),)
+        self.rules = Rules.of(algorithm, wire.checked_pairs((*self.quotas, *blocks), algorithm), LEASE_MS, lease)
+
+    def _checked_block(self, block: Window) -> timedelta:
+        if self.algorithm != "log" or self.lease:
+            raise ValueError("block is for the algorithm log, without a lease")
+        length = timedelta_of(block)
+        if length <= max(timedelta_of(window) for _, window in self.quotas):
+            raise ValueError(f"block must be longer than the windows of the policy: {block!r}")
+        return length
 
     def is_same(self, other: Policy) -> bool:
         """Whether both are one policy, so that a request which meets both takes the units of both."""
-        return self is other or (
-            self.rules is other.rules and self.items == other.items and self.dry_run == other.dry_run
-        )
+        if self is other:
+            return True
+        names = ("algorithm", "lease", "dry_run")
+        return repr(self) == repr(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __repr__(self) -> str:
         """Returns the name and the quotas."""

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from .. import http
@@ -31,9 +31,12 @@ from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_o
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
+from .._lines.own import check_connections
+from .._time import monotonic
 from ..http import Answer, Decision, Figures, Policy
-from ..memory import MemoryLimiter, check_clock
+from ..memory import MemoryLimiter, check_clock, decides_here
 from .address import network
+from .block import blocked
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
@@ -151,8 +154,11 @@ class AsyncGuard:
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         check_client(client)
-        if key is not None and not callable(key):
-            raise TypeError(f"the key of a Guard is a function of the request: {key!r}")
+        if not decides_here(client):
+            check_connections(client)
+        for name, function in {"key": key, "on_limited": on_limited, "on_outage": on_outage}.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"the {name} of a Guard is a function: {function!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
@@ -214,7 +220,7 @@ class AsyncGuard:
 
     def _blocks(self) -> bool:
         """Whether requests are decided in the calling thread, as a limiter in memory always does."""
-        return isinstance(self._client, MemoryLimiter)
+        return decides_here(self._client)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         raise NotImplementedError
@@ -332,7 +338,7 @@ class AsyncGuard:
         own = await resolved(self._on_limited(request, decision))
         if own is None or not decision.limited:
             return decision
-        if not isinstance(own, Answer):
+        if not all(hasattr(own, name) for name in ("status", "fields", "body")):
             raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
         fields = {name: decision.fields[name] for name in _FIELDS if name in decision.fields}
         answer = http.with_fields(fields, own)
@@ -430,9 +436,10 @@ class AsyncGuard:
                 for request in requests:
                     asking.give_back(request)
                 raise outcome
+        told = [await blocked(asking, each, group, is_peek) for each, group in zip(outcomes, groups, strict=True)]
         return [
             Part(asking, group, request, outcome, failed=self._undecided)
-            for group, request, outcome in zip(groups, requests, outcomes, strict=True)
+            for group, request, outcome in zip(groups, requests, told, strict=True)
         ]
 
     def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:
