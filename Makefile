@@ -4,7 +4,7 @@ SHELL := /bin/bash
 # Cargo uses all cores by itself.
 .NOTPARALLEL:
 .PHONY: help build wasm playground test-playground run cluster test test-clients test-examples test-leases
-.PHONY: test-languages soak memcheck fuzz bench bench-limiters
+.PHONY: test-languages compatibility soak memcheck fuzz bench bench-limiters
 .PHONY: check-instructions figures lint docs audit msrv check check-rest install uninstall dist dist-arm64 musl dist-musl
 .PHONY: check-dist check-dist-musl check-packages clean release-check image setup can-build setup-build setup-server free-ports
 
@@ -105,6 +105,10 @@ target/examples/node: examples/node/package.json examples/node/package-lock.json
 	@cp examples/node/package.json examples/node/package-lock.json $@ && ln -s ../../../examples/node/app.js $@
 	@tools/install-missing node && npm ci --loglevel error --prefix $@ && touch $@ || rm -rf $@
 
+compatibility: setup-server build wasm ## Run the packages in the world that people have, or ROWS="python/fastapi node" of it: docs/compatibility.md
+	@tools/install-missing python node rust
+	MODULE=$(MODULE) tools/compatibility $(ROWS)
+
 LANGUAGES := c go php ruby
 test-languages: setup-server build ## Run the programs of docs/clients.md in other languages on real servers
 	@skipped=(); for language in $(LANGUAGES); do \
@@ -166,6 +170,7 @@ check: lint test test-clients test-examples test-leases ## Check formatting, lin
 check-rest: test-clients test-playground test-languages ## Check what CI checks only each night, and a release
 	@tools/install-missing lint
 	cargo clippy --locked $(LINTED_AT_NIGHT:%=--package %) --all-targets -- --deny warnings
+	cargo test --locked --test rest
 
 INSTALLED = $(DESTDIR)$(MODULEDIR)/libredis_rl.so
 # The package's preinst refuses the reverse.
@@ -224,7 +229,7 @@ release-check: setup-server ## Build, check and collect all that a release consi
 	@tools/install-missing python node
 	packaging/versions
 	@git diff --quiet HEAD || { echo "release-check: there are changes that are not committed" >&2; exit 1; }
-	$(MAKE) check-rest check-dist check-dist-musl dist-arm64 check-packages
+	$(MAKE) check-rest compatibility check-dist check-dist-musl dist-arm64 check-packages
 	@cp $(TARGET)/dist{,-arm64}/*.{deb,zip} $(TARGET)/dist{,-arm64,-musl}/*.tar.gz $(RELEASE)
 	@cd $(RELEASE) && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
 

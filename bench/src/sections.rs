@@ -12,7 +12,7 @@ use crate::memory::{bytes_a_key, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
 use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
-use crate::throughput::Spread;
+use crate::throughput::{Sending, Spread};
 use crate::workload::{Algorithm, Workload};
 
 /// Settings of a server that writes each command to a file.
@@ -39,7 +39,16 @@ impl Section {
     ) -> Section {
         Section::new(title, workloads.into_iter().map(|workload| (workload, base())))
     }
+
+    /// Its rows without figures, for a server that cannot run them.
+    fn empty(&self) -> Vec<Row> {
+        let names = self.rows.iter().map(|(workload, _)| workload.name.clone());
+        [bold(&self.title)].into_iter().chain(names).map(|name| (name, Default::default())).collect()
+    }
 }
+
+/// The name of a workload, its cost and its ratio.
+type Row = (String, [String; 2]);
 
 /// The alternatives to redis-rl that are installed.
 fn others(setup: &Setup, scripts: &Loaded) -> impl Iterator<Item = Workload> {
@@ -62,7 +71,7 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
     let more = [Workload::no_op(), Workload::incr(), Workload::incr_expire()];
     vec![
         allowed,
-        Section::new("Three tiers; to one", three_tiers),
+        Section::new("Three limits; to one", three_tiers),
         several_keys(),
         Section::beside("Three keys; to three commands in a pipeline", three_fixed, three_keys),
         Section::beside(
@@ -71,6 +80,16 @@ fn in_memory(setup: &Setup, scripts: &Loaded) -> Vec<Section> {
             more.into_iter().chain(others(setup, scripts)),
         ),
     ]
+}
+
+/// Allowed and refused requests beside those of INCREX, which servers have from Redis 8.8 on.
+fn beside_increx() -> Section {
+    let ours = [Algorithm::FIXED, Algorithm::LOG];
+    let allowed = [Workload::increx()].into_iter().chain(ours.map(Workload::allowed));
+    let limited = [Workload::increx_limited()].into_iter().chain(ours.map(Workload::limited));
+    let allowed = allowed.map(|workload| (workload, Workload::increx()));
+    let limited = limited.map(|workload| (workload, Workload::increx_limited()));
+    Section::new("Beside INCREX; to what it takes if it is allowed, or refused", allowed.chain(limited))
 }
 
 /// RL.ALL beside the least that any such command has the server do.
@@ -118,8 +137,7 @@ hardly differ from run to run. redis-rl is the only module, except for no-ops an
 /// The instructions counted on one server.
 struct Counted {
     version: String,
-    /// The name of each row, its cost and its ratio.
-    rows: Vec<(String, [String; 2])>,
+    rows: Vec<Row>,
 }
 
 fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
@@ -135,6 +153,13 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
         })?);
     }
     drop(with_others);
+    let section = beside_increx();
+    let has_increx = Workload::increx().is_known_to(&mut counter.server.connect()?)?;
+    rows.extend(if has_increx {
+        count_section(&section, |workload| counter.cost(workload))?
+    } else {
+        section.empty()
+    });
     drop(counter);
     let counter = Counter::start(alone, scripts, program, &APPEND_ONLY)?;
     let section = with_copies(APPEND_ONLY_TITLE, alone, &counter.scripts);
@@ -147,10 +172,7 @@ fn count(setup: &Setup, tools: &Tools, program: &Path) -> Result<Counted> {
     Ok(Counted { version, rows })
 }
 
-fn count_section(
-    section: &Section,
-    cost: impl Fn(&Workload) -> Result<f64>,
-) -> Result<Vec<(String, [String; 2])>> {
+fn count_section(section: &Section, cost: impl Fn(&Workload) -> Result<f64>) -> Result<Vec<Row>> {
     let mut rows = vec![(bold(&section.title), [String::new(), String::new()])];
     for (workload, base) in &section.rows {
         let own = cost(workload)?;
@@ -181,12 +203,13 @@ pub fn cache_misses(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 const CACHE_MISSES: &str = "\
 By callgrind, which simulates a last-level cache of 2 MB. Names have 15 bytes, and every key has a time to live.";
 
-/// Requests a second.
+/// CPU time.
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools)?;
-    let title = format!("Requests a second, {}", bench.fast.version()?);
-    report.table(title, ["", "a second", "ratio by CPU time (middle half)"], THROUGHPUT);
+    let title = format!("Microseconds of the server's CPU for a request, {}", bench.fast.version()?);
+    report.table(title, ["", "in pipelines", "ratio", "one by one"], THROUGHPUT);
     report.section("Commands; to the no-op module command");
+    let has_increx = Workload::increx().is_known_to(&mut bench.fast.connect()?)?;
     let commands = [Workload::no_op()]
         .into_iter()
         .chain(Algorithm::ALL.map(Workload::allowed))
@@ -195,18 +218,22 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
             Workload::keys(3, Algorithm::FIXED),
             Workload::incr(),
         ])
+        .chain(has_increx.then(Workload::increx))
         .chain(others(setup, &bench.scripts))
         .chain(bench.scripts.three_keys());
     for workload in commands {
-        let Some([a_second, ratio]) = bench.rates(&workload, &Workload::no_op())? else { continue };
-        report.row([workload.name, grouped(a_second.median), ratio.to_string()]);
+        let measured = |sending| bench.micros(&workload, &Workload::no_op(), sending);
+        let Some([in_pipelines, ratio]) = measured(Sending::Pipelines)? else { continue };
+        let Some([one_by_one, _]) = measured(Sending::OneByOne)? else { continue };
+        let [in_pipelines, one_by_one] = [in_pipelines, one_by_one].map(|spread| two_places(spread.median));
+        report.row([workload.name, in_pipelines, ratio.to_string(), one_by_one]);
     }
     Ok(())
 }
 
 const THROUGHPUT: &str = "\
-By `redis-benchmark -P 64`, in turns with what the ratio is to: the median and, in parentheses, the middle half. CPU time
-is the server's.";
+By `redis-benchmark`, which sends 64 requests together or one at a time on each of 50 connections, in turns with what the ratio is
+to: medians and, in parentheses, the middle half.";
 
 /// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
@@ -293,9 +320,9 @@ fn memory_of_short_logs(bench: &Bench, report: &mut Report) -> Result<()> {
 
 /// Bytes per key with several windows.
 fn memory_of_tiers(bench: &Bench, report: &mut Report) -> Result<()> {
-    let title = format!("Memory of a limiter with tiers (used_memory), {}", bench.fast.version()?);
+    let title = format!("Memory of a limiter with several limits (used_memory), {}", bench.fast.version()?);
     let commands = Algorithm::ALL.map(|algorithm| algorithm.command);
-    report.table(title, ["tiers"].into_iter().chain(commands), "One unit in each.");
+    report.table(title, ["limits"].into_iter().chain(commands), "One unit in each.");
     let keys = bench.setup.size(1_000_000, 100_000);
     for tiers in 1..=3 {
         eprintln!("making {} keys of {tiers} tiers", grouped(keys as f64));

@@ -193,7 +193,7 @@ impl Workload {
 
     /// An allowed request with three tiers.
     pub fn three_tiers(algorithm: Algorithm) -> Workload {
-        Workload::take(algorithm, "three tiers", THREE_TIERS)
+        Workload::take(algorithm, "three limits", THREE_TIERS)
     }
 
     fn take(algorithm: Algorithm, name: &str, tiers: &'static [Tier]) -> Workload {
@@ -252,6 +252,19 @@ impl Workload {
         }
     }
 
+    /// INCREX, with a window from the first request and a limit that is not reached.
+    pub fn increx() -> Workload {
+        let command =
+            format!("INCREX {KEY} BYINT 1 UBOUND {} EX {} ENX", MINUTE.limit, MINUTE.window_ms / 1_000);
+        Workload::new("INCREX UBOUND, EX and ENX, allowed", command, Answer::Any)
+    }
+
+    /// The same, with a limit of 1: keys in use have reached it.
+    pub fn increx_limited() -> Workload {
+        let command = format!("INCREX {KEY} BYINT 1 UBOUND 1 EX {} ENX", MINUTE.window_ms / 1_000);
+        Workload::new("INCREX UBOUND, EX and ENX, refused", command, Answer::Any)
+    }
+
     /// CL.THROTTLE of redis-cell.
     pub fn cell() -> Workload {
         Workload::new("CL.THROTTLE", format!("CL.THROTTLE {KEY} 1000000 1000000 60"), Answer::Allowed)
@@ -260,6 +273,13 @@ impl Workload {
     /// Whether another module has its command. The rest is measured without other modules.
     pub fn is_of_another_module(&self) -> bool {
         self.commands.iter().any(|command| command.starts_with("FLOOR") || command.starts_with("CL."))
+    }
+
+    /// Whether the server has its command.
+    pub fn is_known_to(&self, connection: &mut Connection) -> Result<bool> {
+        let name = self.commands[0].split(' ').next();
+        let known: Vec<Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(connection)?;
+        Ok(known != [Value::Nil])
     }
 
     /// Its command, for redis-benchmark; `None` if it has several.

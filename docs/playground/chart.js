@@ -51,7 +51,6 @@ export function draw(canvas, requests, { limit, windowMs, waitMs }, now) {
     [width, y(limit)],
   ]);
   pen.setLineDash([]);
-  pen.fillText(`limit ${limit}`, 6, y(limit) - 4);
   if (waitMs > 0) {
     line([
       [present, 0],
@@ -62,6 +61,13 @@ export function draw(canvas, requests, { limit, windowMs, waitMs }, now) {
   pen.strokeStyle = color("accent");
   pen.lineWidth = 2;
   line(counts.map((count, i) => [x(times[i]), y(count)]));
+
+  // Over the line, which may pass there.
+  const label = `limit ${limit}`;
+  pen.fillStyle = color("page");
+  pen.fillRect(4, y(limit) - 16, pen.measureText(label).width + 4, 15);
+  pen.fillStyle = color("faint");
+  pen.fillText(label, 6, y(limit) - 4);
 
   for (const { at, passed } of requests.filter((request) => request.at > now - span)) {
     pen.fillStyle = pen.strokeStyle = color(passed ? "passed" : "refused");

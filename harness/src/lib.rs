@@ -22,7 +22,7 @@ use std::io::{self, Write};
 use std::thread;
 
 pub use effects::{ReplicationStream, commands_in_aof, newest_part, without_expiry};
-pub use process::{Launch, Process, free_port, server_program};
+pub use process::{Launch, Process, cli, free_port, server_program};
 pub use random::Random;
 pub use server::{Server, module};
 pub use wait::{PATIENCE, wait_for};

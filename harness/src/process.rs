@@ -217,6 +217,15 @@ pub fn server_program() -> OsString {
     env::var_os("REDIS_SERVER").filter(|name| !name.is_empty()).unwrap_or("redis-server".into())
 }
 
+/// The redis-cli or valkey-cli beside that program, or else redis-cli on the PATH.
+pub fn cli() -> PathBuf {
+    let server = PathBuf::from(server_program());
+    let name = server.file_name().unwrap_or_default().to_string_lossy().replace("-server", "-cli");
+    let beside = server.with_file_name(name);
+    let runs = Command::new(&beside).arg("--version").output().is_ok();
+    if runs { beside } else { "redis-cli".into() }
+}
+
 /// A free port on 127.0.0.1.
 pub fn free_port() -> u16 {
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());

@@ -178,6 +178,24 @@ test("of a bucket, requests wait for their turn, and the chart says how many sti
   assert.match(await shown("RL.BUCKET"), /up to 1 passed within 20 s, 1 wait, at a limit of 1$/);
 });
 
+test("the line of what passed is drawn before the words that name the limit, and leaves room for them", async () => {
+  await evaluate(`{
+    window.drawn = [];
+    for (const name of ["stroke", "fillRect", "fillText"]) {
+      const real = CanvasRenderingContext2D.prototype[name];
+      CanvasRenderingContext2D.prototype[name] = function (...words) {
+        drawn.push(name === "fillText" ? words[0] : name);
+        return real.apply(this, words);
+      };
+    }
+  }`);
+  await change("limit", 10);
+  const drawn = await evaluate("drawn");
+  const words = drawn.indexOf("limit 10");
+  assert.ok(words > drawn.indexOf("stroke"));
+  assert.equal(drawn[words - 1], "fillRect");
+});
+
 test("Enter sends requests from the keyboard", async () => {
   await click("reset");
   await evaluate(`document.getElementById("send").focus()`);

@@ -4,7 +4,7 @@ use harness::{COMMANDS, Server};
 use redis::Value;
 
 #[test]
-fn on_the_servers_clock_waiting_retry_after_is_enough_and_one_ms_less_is_not() {
+fn waiting_exactly_retry_after_is_enough_and_one_ms_less_is_not() {
     let mut server = Server::with_clock_at(1_000_000_000_123, &[("appendonly", "yes")]);
     for name in COMMANDS {
         let take = format!("{name} {name} 5 1h COST 4");

@@ -78,6 +78,37 @@ fn after_a_step_back_no_unit_is_free_early_and_every_wait_is_exact() {
     }
 }
 
+/// The drawing in DESIGN.md.
+#[test]
+fn a_small_step_back_is_waited_for_and_a_large_one_moves_the_key() {
+    const REQUEST: &str = "RL.LOG k 2 10s";
+    for (step, wait) in [(0, 2), (5, 7), (3_600, 4)] {
+        let server = Hosts::with_clock_at(NOW);
+        server.value(REQUEST);
+        server.step_clock(6 * SECOND);
+        server.value(REQUEST);
+        server.step_clock((2 - step) * SECOND);
+        assert_eq!(server.figures(REQUEST)[3], wait * SECOND, "{step} s back");
+        server.step_clock(wait * SECOND - 1);
+        assert_eq!(server.figures(REQUEST)[3], 1, "{step} s back");
+        server.step_clock(1);
+        assert_eq!(server.figures(REQUEST)[0], 0, "{step} s back");
+    }
+}
+
+#[test]
+fn what_is_given_back_as_of_a_time_before_a_step_back_may_be_units_of_others() {
+    let server = Hosts::with_clock_at(NOW);
+    let request = "RL.LOG k 10 1m COST";
+    assert_eq!(server.figures(&format!("{request} 5"))[0], 0);
+    server.step_clock(-65 * SECOND);
+    assert_eq!(server.figures(&format!("{request} 10"))[3], 60 * SECOND);
+    server.step_clock(60 * SECOND);
+    assert_eq!(server.figures(&format!("{request} 10"))[0], 0);
+    server.value(&format!("{request} -5 AT {NOW}"));
+    assert_eq!(server.figures(&format!("{request} 5"))[0], 0, "15 within a minute");
+}
+
 #[test]
 fn a_step_back_of_less_than_a_window_changes_no_time_to_live() {
     let server = Hosts::with_clock_at(NOW);
@@ -342,8 +373,7 @@ fn a_clock_that_starts_in_1970_and_is_then_corrected_keeps_counting() {
     for name in COMMANDS {
         let [limited, _, _, retry_after, _] = server.figures(&format!("{name} {name} 2 10s COST 2"));
         assert_eq!(limited, 1, "{name}");
-        // A minute more: it may have been written with AT.
-        let most = longest_lifetime(name, 10 * SECOND) + 60 * SECOND + 1;
+        let most = longest_lifetime(name, 10 * SECOND) + 1;
         assert!(retry_after <= most, "{name}: {retry_after}");
     }
 }

@@ -14,11 +14,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use harness::{COMMANDS, Server};
+use harness::{COMMANDS, Server, cli};
 use redis_rl_core::limiter::Algorithm;
 use redis_rl_core::request::{Arguments, Verb};
-
-use crate::helpers::nodes::cli;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 

@@ -46,30 +46,6 @@ fn a_unit_in_a_log_is_free_again_exactly_one_window_later() {
 }
 
 #[test]
-fn waiting_exactly_retry_after_is_enough_and_one_ms_less_is_not() {
-    let server = Hosts::start();
-    for name in COMMANDS {
-        for (first, second, cost) in
-            [(1_000, 4_321, 1), (1_000, 4_321, 4), (9_999, 10_000, 3), (0, 10_001, 5)]
-        {
-            server.value("DEL k");
-            server.value(&format!("{name} k 5 10s 7 1m COST 3 AT {first}"));
-            server.value(&format!("{name} k 5 10s 7 1m COST 2 AT {second}"));
-            let now = second + 5;
-            let [limited, _, _, retry_after, reset_after] =
-                server.figures(&format!("{name} k 5 10s 7 1m COST {cost} AT {now}"));
-            if limited == 0 {
-                continue;
-            }
-            let peek =
-                |wait: i64| server.figures(&format!("RL.PEEK k 5 10s 7 1m COST {cost} AT {}", now + wait))[0];
-            assert_eq!((peek(retry_after - 1), peek(retry_after)), (1, 0), "{name} after {retry_after} ms");
-            assert!(reset_after >= retry_after || cost > 5);
-        }
-    }
-}
-
-#[test]
 fn reset_after_is_the_wait_of_a_request_for_the_whole_limit() {
     let server = Hosts::start();
     for name in COMMANDS {

@@ -10,8 +10,7 @@
 //! - `recipes`: what docs/recipes.md promises; `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
 //! - `info`: the section of INFO; `registration`: what COMMAND tells of the commands.
-//! - `docs`: every session in README.md and docs; `monitoring`: its metrics, alerts and dashboard;
-//!   `kubernetes`: the manifest.
+//! - `docs`: every session in README.md and docs.
 //!
 //! Keys and memory:
 //!
@@ -46,12 +45,10 @@ mod helpers;
 mod hostile;
 mod info;
 mod keyspace;
-mod kubernetes;
 mod lifecycles;
 mod limits;
 mod load;
 mod memory;
-mod monitoring;
 mod neighbors;
 mod own_expiry;
 mod partial;

@@ -65,6 +65,28 @@ fn who_cancels_gets_back_what_nobody_stands_behind() {
     assert_eq!(reset(), 10_000);
 }
 
+/// The drawing in DESIGN.md.
+#[test]
+fn the_turn_of_the_last_goes_to_who_asks_next_and_that_of_another_is_lost() {
+    let server = Hosts::with_clock_at(NOW);
+    let ask = || server.seven("RL.BUCKET partner 1 100ms WITHIN 5s")[3];
+    let back = |at: i64| server.seven(&format!("RL.BUCKET partner 1 100ms COST -1 PARTIAL AT {at}"))[5];
+    assert_eq!([ask(), ask(), ask()], [-1, 100, 200]);
+    server.step_clock(50);
+    assert_eq!([back(NOW + 100), back(NOW + 200)], [0, -1]);
+    server.step_clock(10);
+    assert_eq!(ask(), 140);
+    assert_eq!(server.figures("RL.BUCKET partner 1 100ms")[3], 240);
+
+    // Were the six given back while one stands behind, anybody could pass before it.
+    let ask = |cost: i64, options: &str| server.value(&format!("RL.BUCKET k 10 100ms COST {cost} {options}"));
+    ask(5, "");
+    ask(6, "WITHIN 1s");
+    ask(1, "WITHIN 1s");
+    ask(-6, &format!("AT {}", NOW + 70));
+    assert_eq!(server.figures("RL.BUCKET k 10 100ms")[3], 30);
+}
+
 #[test]
 fn in_event_time_a_cancelled_turn_ends_no_others() {
     let server = Hosts::with_clock_at(NOW);
@@ -150,6 +172,10 @@ fn a_clock_that_steps_back_keeps_nobody_waiting_for_it() {
     assert_eq!(server.figures("RL.BUCKET k 10 10s")[3], 6_000);
     assert_eq!(server.seven("RL.BUCKET k 10 10s WITHIN 1m")[3], 1_000);
     assert_eq!(server.seven("RL.BUCKET k 10 10s WITHIN 1m")[3], 2_000);
+    // A peek does not move it first.
+    server.step_clock(-5_000);
+    assert_eq!(server.figures("RL.PEEK k 10 10s")[3], 8_000);
+    assert_eq!(server.seven("RL.BUCKET k 10 10s WITHIN 1m")[3], 3_000);
     let replica = Server::replica_of(&server.server, &[]);
     replica.wait_to_catch_up(&server.server);
     assert_eq!(replica.digest(), server.digest());

@@ -69,8 +69,7 @@ interface Mistake {
 const table = JSON.parse(readFileSync(process.env.CASES ?? "../../cases.json", "utf8")) as {
   commands: { name: string; large?: boolean; steps: Step[] }[];
   http: HttpCase[];
-  quotas: { text: string; quotas?: Quota[]; error?: true }[];
-  quota_error: string;
+  quotas: { text: string; quotas?: Quota[]; error?: string }[];
   policies: PolicyCase[];
   mistakes: Mistake[];
   addresses: { address: string | null; is: string }[];
@@ -249,12 +248,13 @@ for (const [kind, connect] of Object.entries(clients)) {
   });
 }
 
-for (const { text, quotas } of table.quotas) {
+for (const { text, quotas, error = "" } of table.quotas) {
   test(`the quotas ${JSON.stringify(text)}`, () => {
     if (quotas === undefined) {
       assert.throws(
         () => parseQuotas(text),
-        (error) => error instanceof RangeError && error.message.endsWith(`" ${table.quota_error}`),
+        (thrown) =>
+          thrown instanceof RangeError && thrown.message.startsWith('"') && thrown.message.includes(error),
       );
       assert.throws(() => cmd.log("key", text), RangeError);
     } else {

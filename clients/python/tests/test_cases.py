@@ -133,8 +133,8 @@ async def test_commands_on_a_cluster(case: Any, raw_cluster: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES["quotas"], ids=lambda case: repr(case["text"]))
 def test_quotas(case: Any) -> None:
-    if case.get("error"):
-        with pytest.raises(ValueError, match=rf'^"[^"]*" {re.escape(CASES["quota_error"])}$'):
+    if "error" in case:
+        with pytest.raises(ValueError, match=rf'^"[^"]*".*{re.escape(case["error"])}'):
             wire.parsed(case["text"])
     else:
         assert wire.parsed(case["text"]) == tuple(map(tuple, case["quotas"]))
@@ -151,7 +151,7 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     positional, options = arguments({**case, "call": "all"})
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
-    policy: Any = SimpleNamespace(items=items)
+    policy: Any = SimpleNamespace(items=items, hidden=False)
     outcome = Outcome(decision.limited, decision.retry_after, decision.at, (decision.rows,))
     told = Standing([policy], outcome).answer()
     assert told.status == case["status"]
@@ -169,7 +169,7 @@ def window(text: str) -> timedelta:
 
 @named(CASES["mistakes"])
 def test_mistakes_are_refused_where_they_are_made(case: Any) -> None:
-    wrong = pytest.raises((TypeError, ValueError), match=case.get("error"))
+    wrong = pytest.raises((TypeError, ValueError), match=re.escape(case["error"]) if "error" in case else None)
     limiter = AsyncRateLimiter(redis.asyncio.Redis())
     if "settings" in case:
         settings = dict(case["settings"])

@@ -185,7 +185,7 @@ def test_from_afar_with_a_lease_exactly_the_limit_passes_and_nothing_undecided(s
 def test_an_interruption_while_connecting_leaves_no_connection(
     server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connections = lines._Connections(Library(raw, is_async=False), raw, None, None, set())
+    connections = lines._Connections(Library(raw, is_async=False), raw, None, None, 5)
     made: list[Any] = []
 
     def interrupt(connection: Any) -> None:
@@ -194,7 +194,7 @@ def test_an_interruption_while_connecting_leaves_no_connection(
 
     monkeypatch.setattr(redis.Connection, "on_connect_check_health", lambda connection, **_: interrupt(connection))
     with pytest.raises(KeyboardInterrupt):
-        connections._taken(None, 1)
+        connections._connected(None)
     assert made[0]._sock is None
 
 
@@ -203,7 +203,7 @@ def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
     busy: float, connects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub of gevent that is busy for a second tells of a timeout of less before it reads the reply."""
-    connections = lines._Connections(Library(redis.Redis(), is_async=False), redis.Redis(), None, 0.1, set())
+    connections = lines._Connections(Library(redis.Redis(), is_async=False), redis.Redis(), None, 0.1, 5)
     clock = {"monotonic": 0.0, "process_time": 0.0}
     for name in clock:
         monkeypatch.setattr(lines, name, lambda name=name: clock[name])
@@ -229,12 +229,12 @@ def test_to_connect_takes_five_timeouts_in_which_the_process_does_not_compute(
 
     monkeypatch.setattr(connections, "_pool", SimpleNamespace(make_connection=Connection))
     if connects:
-        lent = connections._taken(None, 5)
-        assert lent.connection.socket_connect_timeout >= 1
+        made = connections._connected(0.5)
+        assert made.socket_connect_timeout >= 1
         # It waits for replies no longer than others.
-        assert [type(reply) for reply in connections.receive(lent, 1, None)] == [redis.exceptions.TimeoutError]
+        assert [type(reply) for reply in connections.receive(made, 1, None)] == [redis.exceptions.TimeoutError]
         assert waits == [0.1, 0]
     else:
         with pytest.raises(redis.exceptions.TimeoutError):
-            connections._connected(0.1, 5)
+            connections._connected(0.5)
         assert clock["monotonic"] == pytest.approx(0.5)

@@ -32,7 +32,7 @@ NOW = 1_700_000_000_000
 
 
 def policy_of(case: Any) -> Policy:
-    options = {name: case[name] for name in ("algorithm", "cost") if name in case}
+    options = {name: case[name] for name in ("algorithm", "block", "cost") if name in case}
     if "key" in case:
         options["key"] = lambda scope: case["key"]
     return Policy(case["name"], case["quotas"], **options)
@@ -488,7 +488,7 @@ async def test_a_policy_with_a_lease_is_mostly_served_without_asking(server: Ser
     ("client", "policies", "options", "error"),
     [
         (redis.asyncio.Redis(), None, {}, "policies are needed: None would limit nothing"),
-        (redis.asyncio.Redis(), "1/s", {"key": "bob"}, "the key of a Guard is a function of the request: 'bob'"),
+        (redis.asyncio.Redis(), "1/s", {"key": "bob"}, "the key of a Guard is a function: 'bob'"),
         (RateLimiter(redis.Redis()), "1/s", {}, "a client of redis-py or valkey-py is needed: <redis_rl"),
     ],
 )

@@ -328,7 +328,13 @@ def test_who_is_limited_is_watched_and_the_setting_is_put_back(
     assert (status, "add Ed to notify-keyspace-events, or use --enable" in errors) == (1, True)
     raw.config_set("notify-keyspace-events", "K$")
     words = [*PROGRAM, "watch", "api:", "--enable", *at(server.port)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heed() -> None:
+        # What starts the tests may ignore it, as nohup does.
+        signal.signal(end, signal.SIG_DFL)
+
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
     try:
         _, times, key = limit_while(process, [raw], "api:bob").split()
         assert (int(times) > 0, key) == (True, "api:bob")

@@ -271,7 +271,8 @@ async fn the_connections_of_a_guard_use_its_credentials_provider() {
     let config = || AsyncConnectionConfig::new().set_credentials_provider(Credentials);
     for (redis, nodes) in [(server.redis(), std::slice::from_ref(&server)), (cluster.redis(), &cluster.nodes)]
     {
-        assert!(is_decided(redis.config(config())).await);
+        let redis = redis.config(config()).timeout(PATIENCE);
+        assert!(is_decided(redis.clone()).await);
         let clients: Vec<String> = nodes.iter().map(|node| node.call("CLIENT LIST")).collect();
         assert!(clients.iter().any(|clients| clients.contains(" user=app ")), "{clients:?}");
     }

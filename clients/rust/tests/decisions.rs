@@ -85,10 +85,11 @@ async fn what_a_policy_took_several_times_is_settled_by_the_sum_and_the_oldest_i
         clock.advance(Duration::from_secs(600));
         guard.take(&taken, units).await.expect("it fits");
     }
-    assert_eq!(left(&taken), remaining("tokens", 65));
+    assert_eq!(left(&taken), remaining("tokens", 95), "as it was");
+    assert_eq!(left(&guard.peek("a").await.expect("a look")), remaining("tokens", 65));
     for (used, left_of_it) in [(50, 50), (12, 88)] {
         guard.settle(&taken, [("tokens", used)]).await.expect("it is settled");
-        assert_eq!(left(&taken), remaining("tokens", left_of_it), "{used}");
+        assert_eq!(left(&guard.peek("a").await.expect("a look")), remaining("tokens", left_of_it), "{used}");
     }
     // 5 were counted at first, 7 ten minutes later, and nothing after them.
     for (wait, left_then) in [(2_399, 88), (1, 93), (599, 93), (1, 100)] {

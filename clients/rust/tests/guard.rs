@@ -57,45 +57,57 @@ async fn a_text_of_quotas_is_a_policy_and_a_route_names_its_own() {
         .nest("/api", Router::new().route("/users/{id}", get("somebody").route_layer(user.layer())))
         .layer(guard.layer());
     for (method, path, name, left) in [
-        ("GET", "/search", "GET /search", 1),
-        ("POST", "/search", "POST /search", 1),
-        ("HEAD", "/search", "GET /search", 0),
-        ("GET", "/api/users/1", "GET /api/users/:id", 1),
-        ("GET", "/api/users/2", "GET /api/users/:id", 0),
+        ("GET", "/search", "/search", 1),
+        ("POST", "/search", "/search", 0),
+        ("GET", "/api/users/1", "/api/users/:id", 1),
+        ("GET", "/api/users/2", "/api/users/:id", 0),
     ] {
         let answer = ask_as(&app, method, path, "").await;
         let limits = answer.field("ratelimit");
         assert!(limits.ends_with(&format!(r#""{name}-1h";r={left};t=3600"#)), "{method} {path}: {limits}");
         assert!(limits.starts_with(r#""requests-1h";r="#), "{limits}");
     }
-    assert_eq!(server.used("GET /api/users/:id:{192.0.2.1}"), 2);
+    assert_eq!(server.used("/api/users/:id:{192.0.2.1}"), 2);
+    for method in ["GET", "HEAD", "POST"] {
+        assert_eq!(ask_as(&app, method, "/search", "").await.status, 429, "{method}");
+    }
     assert_eq!(ask(&app, "/api/users/3").await.status, 429);
 }
 
 #[tokio::test]
-async fn a_limit_of_several_routes_needs_a_name_and_then_they_share_it() {
+async fn a_text_limits_each_of_several_routes_by_itself_and_a_named_policy_all_together() {
     let server = Server::start();
     let guard = guard(&server, []);
     let app = |limit: Guard| {
         let routes = Router::new().route("/a", get("a")).route("/b", get("b"));
         routes.layer(limit.layer()).layer(guard.layer())
     };
+    for (limit, statuses) in [
+        (guard.limit("2/1h").expect("a text"), [200, 200, 200, 200, 429]),
+        (guard.limit(policy("both", "2/1h")).expect("a policy"), [200, 200, 429, 429, 429]),
+    ] {
+        let app = app(limit);
+        for (path, status) in ["/a", "/b", "/a", "/b", "/a"].into_iter().zip(statuses) {
+            assert_eq!(ask(&app, path).await.status, status, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_texts_on_one_route_need_names_and_so_does_one_whose_route_nobody_knows() {
     let warnings = Warnings::default();
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
-    let unnamed = app(guard.limit("2/1h").expect("a text"));
-    assert_eq!(ask(&unnamed, "/a").await.status, 200);
-    for _ in 0..2 {
-        let answer = ask(&unnamed, "/b").await;
-        assert_eq!(answer.status, 500);
-        assert!(answer.body.contains("a limit stands on /a and on /b: give it a name"), "{answer:?}");
+    let guard = Guard::new(MemoryLimiter::new(), []).expect("no policies");
+    let [read, write, same] = ["9/1h", "2/1h", "9/1h"].map(|text| guard.limit(text).expect("a text").layer());
+    let read = Router::new().route("/a", get("read").route_layer(read));
+    let app = read.merge(Router::new().route("/a", axum::routing::post("made").route_layer(write)));
+    let app = app.merge(Router::new().route("/a", axum::routing::put("changed").route_layer(same)));
+    for (method, status) in [("GET", 200), ("POST", 500), ("POST", 500), ("PUT", 200)] {
+        assert_eq!(ask_as(&app, method, "/a", "").await.status, status, "{method}");
     }
     let line = r#"give it a name, as guard.limit(Policy::new("a-name", "2/1h")?)"#;
-    let told = format!("requests are answered 500: a limit stands on /a and on /b: {line}");
-    assert_eq!(warnings.told(), [told]);
-    let named = app(guard.limit(policy("both", "2/1h")).expect("a policy"));
-    for (path, status) in [("/a", 200), ("/b", 200), ("/a", 429)] {
-        assert_eq!(ask(&named, path).await.status, status, "{path}");
-    }
+    let told = format!("requests are answered 500: two limits without a name stand on /a: {line}");
+    assert!(warnings.told().contains(&told));
     // Without a framework nobody knows a route.
     let hello = service_fn(async |_: Request<String>| Ok::<_, ()>(Response::new("hello".to_owned())));
     let bare = ServiceBuilder::new().layer(guard.limit("2/1h").expect("a text").layer()).service(hello);
@@ -106,9 +118,9 @@ async fn a_limit_of_several_routes_needs_a_name_and_then_they_share_it() {
 #[tokio::test]
 async fn a_server_that_comes_back_without_the_module_is_told_by_the_log() {
     let mut server = Server::start();
-    let app = Router::new().route("/", get("hello")).layer(guard(&server, [policy("all", "9/1h")]).layer());
     let warnings = Warnings::default();
     let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let app = Router::new().route("/", get("hello")).layer(guard(&server, [policy("all", "9/1h")]).layer());
     assert_eq!(ask(&app, "/").await.status, 200);
     server.kill();
     assert_eq!(ask(&app, "/").await.status, 200);

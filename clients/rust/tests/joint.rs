@@ -272,8 +272,6 @@ async fn a_request_that_was_refused_settles_nothing() {
     let asked = server.calls("RL.ALL");
     for used in [420, 0, 900] {
         outer.settle(&reserved, used).await.expect("one policy");
-        let settled = &reserved;
-        assert!(settled.fields()["ratelimit"].to_str().expect("ASCII").contains(";r=1000;"));
     }
     assert_eq!(server.calls("RL.ALL"), asked);
     assert_eq!(server.used("outer:{192.0.2.1}"), 0);

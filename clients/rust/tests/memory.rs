@@ -203,8 +203,9 @@ async fn while_the_network_is_silent_or_slow_this_process_limits() {
         }
         for requests in [1, 100, 10_000] {
             let client = format!("{name}-{requests}");
-            // A slow server may have counted some of its own.
-            assert_eq!(passing(&guard, &client, requests).await, requests.min(5), "{client}");
+            // A new connection works: what the server lets through comes besides.
+            let passed = passing(&guard, &client, requests).await;
+            assert!((requests.min(5)..=requests.min(10)).contains(&passed), "{client}: {passed}");
         }
         assert!(told.lock().expect("no panic")[0], "{name}");
     }

@@ -79,7 +79,7 @@ async fn a_guard_takes_refuses_and_settles() {
         let reserved = guard.take(client, 5).await.expect("an admission");
         assert_eq!(guard.take(client, 1).await.unwrap_err().status(), 429);
         guard.settle(&reserved, 2).await.expect("it is settled");
-        assert_eq!(reserved.policies()["limit"].remaining, 3);
+        assert!(guard.take(client, 3).await.is_ok());
         guard.close().await;
     }
 }

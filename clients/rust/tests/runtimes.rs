@@ -1,4 +1,4 @@
-//! Without a runtime of tokio, and on one without timers or I/O: a limiter in this process limits, and Redis is asked by mistake.
+//! Without a runtime of tokio, on one without timers or I/O, and beside one that is busy.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,14 +7,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use http::StatusCode;
-use redis::{Client, RedisError};
-use redis_rl_client::web::{Fail, Guard, Refusal};
+use redis_rl_client::web::{Fail, Guard};
 use redis_rl_client::{Acquire, Algorithm, Leases, MemoryLimiter, Places, Quota, RlAsyncCommands};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::limits::Warnings;
-use crate::server::{free_port, used};
+use crate::limits::policy;
+use crate::server::{Server, used};
 
 struct Woken(Thread);
 
@@ -46,11 +44,6 @@ async fn passed(guard: &Guard) -> usize {
 
 fn guard(of: impl Into<redis_rl_client::Redis>) -> Guard {
     Guard::new(of, "2/1m").expect("a guard")
-}
-
-/// A client of a server that is never there.
-fn nobody() -> Client {
-    Client::open(format!("redis://127.0.0.1:{}", free_port())).expect("an address")
 }
 
 fn without_timers() -> Runtime {
@@ -127,37 +120,62 @@ async fn acquire_limits() {
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-fn says(refusal: Refusal, why: &str) {
-    assert_eq!(refusal.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    assert!(refusal.to_string().contains(why), "{refusal}");
+#[test]
+fn guards_leases_and_places_ask_redis_without_a_runtime_and_without_timers_or_io() {
+    let server = Server::start();
+    let everywhere = async |number: usize| {
+        let name = format!("requests-{number}");
+        let guard = Guard::new(server.redis(), policy(&name, "2/1m")).expect("a guard").fail(Fail::Closed);
+        assert_eq!(passed(&guard).await, 2);
+        guard.peek("client").await.expect("a look");
+        let leases = Leases::new(server.redis(), Algorithm::Log, Quota::per_minute(20)).units(4);
+        assert!(!leases.take(&name, 1).await.expect("a verdict").limited);
+        leases.close().await;
+        let places = Places::new(server.redis());
+        let place = places.hold(format!("jobs-{number}"), 1).await.expect("an answer").expect("a place");
+        assert!(places.hold(format!("jobs-{number}"), 1).await.expect("an answer").is_none());
+        place.release().await;
+        guard.close().await;
+    };
+    block_on(everywhere(0));
+    without_timers().block_on(everywhere(1));
+    without_io().block_on(everywhere(2));
 }
 
 #[test]
-fn redis_off_tokio_is_a_mistake_that_the_first_request_is_told_and_no_outage() {
-    for fail in [Fail::Open, Fail::Closed, Fail::Local] {
-        let guard = guard(nobody()).fail(fail);
-        let warnings = Warnings::default();
-        let _subscribed = tracing::subscriber::set_default(warnings.clone());
-        let ask = || guard.take("client", ());
-        for _ in 0..2 {
-            says(block_on(ask()).expect_err("a mistake"), "on a runtime of tokio");
-        }
-        let no_timers = without_timers().block_on(ask());
-        says(no_timers.expect_err("a mistake"), "has no timers: build it with enable_all()");
-        says(without_io().block_on(ask()).expect_err("a mistake"), "by enable_all(), and TLS a provider");
-        let told = warnings.told();
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert!(told.iter().all(|told| told.starts_with("requests are answered 500")), "{told:?}");
+fn a_runtime_that_is_busy_keeps_no_request_of_another_waiting() {
+    let server = Server::start();
+    for requests in [1, 100, 10_000] {
+        let all = policy("all", "50/1h").key_text(requests.to_string());
+        let leased = policy("leased", "1000000/1h").key_text(requests.to_string()).lease(100);
+        let guard = Guard::new(server.redis(), [all, leased]).expect("policies").fail(Fail::Closed);
+        let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (busy, (first, asked), (over, end)) =
+            (guard.clone(), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+        // It has made the connection and asked again, and then computes until all others are answered.
+        let computing = thread::spawn(move || {
+            runtime().block_on(async {
+                busy.take("busy", ()).await.expect("it passes");
+                tokio::spawn(async move { busy.take("busy", ()).await.map(drop) });
+                tokio::task::yield_now().await;
+                first.send(()).expect("somebody waits");
+                end.recv().expect("the end");
+            });
+        });
+        asked.recv().expect("it has asked");
+        let passed = runtime().block_on(async {
+            let taking = (0..requests).map(|_| {
+                let guard = guard.clone();
+                tokio::spawn(async move { guard.take("other", ()).await.is_ok() })
+            });
+            let mut passed = 0;
+            for taken in taking.collect::<Vec<_>>() {
+                passed += usize::from(taken.await.expect("no panic"));
+            }
+            passed
+        });
+        over.send(()).expect("it computes");
+        computing.join().expect("no panic");
+        assert_eq!(passed, requests.min(48), "of {requests}");
     }
-}
-
-#[test]
-fn leases_and_places_on_redis_off_tokio_fail_by_the_same_mistake() {
-    let leases = Leases::new(nobody(), Algorithm::Log, Quota::per_minute(2));
-    let places = Places::new(nobody());
-    let is_told = |error: RedisError| assert!(error.to_string().contains("MISUSED"), "{error}");
-    is_told(block_on(leases.take("key", 1)).expect_err("a mistake"));
-    is_told(block_on(places.hold("key", 1)).map(drop).expect_err("a mistake"));
-    is_told(without_timers().block_on(leases.take("key", 1)).expect_err("a mistake"));
-    is_told(without_timers().block_on(places.hold("key", 1)).map(drop).expect_err("a mistake"));
 }

@@ -1,10 +1,9 @@
 //! A cluster of six servers: three masters with a replica each.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::{PATIENCE, Process, Server, server_program, wait_for};
+use harness::{PATIENCE, Process, Server, cli, wait_for};
 use redis::RedisResult;
 use redis::cluster::{ClusterClientBuilder, ClusterConnection};
 
@@ -205,13 +204,4 @@ fn create(nodes: &[Server]) {
     // It would wait forever for a node that does not answer.
     wait_for("redis-cli to create the cluster", || !creation.is_running());
     assert!(creation.wait().success(), "{}", creation.log());
-}
-
-/// The redis-cli or valkey-cli beside the server, or else redis-cli on the PATH.
-pub fn cli() -> PathBuf {
-    let server = PathBuf::from(server_program());
-    let name = server.file_name().unwrap_or_default().to_string_lossy().replace("-server", "-cli");
-    let beside = server.with_file_name(name);
-    let runs = Command::new(&beside).arg("--version").output().is_ok();
-    if runs { beside } else { "redis-cli".into() }
 }

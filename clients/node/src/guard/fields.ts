@@ -1,7 +1,7 @@
 // The header fields of draft-ietf-httpapi-ratelimit-headers-11 and the problem details that clients are sent.
 
 import type { Verdict } from "../commands/commands.js";
-import { milliseconds, type Quota } from "../commands/quota.js";
+import { isMonths, milliseconds, type Quota } from "../commands/quota.js";
 
 /** The header fields of an answer. */
 export type Fields = Readonly<Record<string, string>>;
@@ -143,10 +143,12 @@ export function itemsOf(policy: string, quotas: readonly Quota[], unit?: string)
       throw new RangeError("the limit of a policy must be an integer from 0 to 999999999999999");
     }
     const ms = milliseconds(window);
+    // Months differ in length, so none is told.
+    const length = isMonths(window) ? "" : `;w=${ms / 1000}`;
     if (ms % 1000 !== 0) throw new RangeError("the window of a policy must be whole seconds");
     const name = `${policy}-${window}`;
     const said = quoted(name);
-    return { name, limit, policy: `${said};q=${limit}${quotaUnit};w=${ms / 1000}`, left: `${said};r=` };
+    return { name, limit, policy: `${said};q=${limit}${quotaUnit}${length}`, left: `${said};r=` };
   });
 }
 

@@ -3,12 +3,13 @@
 
 import { isUtf8 } from "node:buffer";
 import type { Verdicts, Key as Name, Verdict } from "../commands/commands.js";
+import { isError } from "../commands/clock.js";
 import { Recent } from "../commands/recent.js";
 import { Command, type CommandOptions, Step } from "./command.js";
 import { Key } from "./key.js";
 import { Lease, Refusal } from "./lease.js";
 import type { Noted, Request } from "./request.js";
-import { MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
+import { blocks, MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
 
 const MAX_KEYS = 10_000;
 const LONGEST_BYTES = 256;
@@ -131,7 +132,7 @@ export class Keys {
       return step;
     }
     if (key !== undefined) key.inFlight = false;
-    if (reply instanceof Error) {
+    if (isError(reply)) {
       this.#fail(nowMs, command, request, reply, step);
     } else if (command.size > 0 && key !== undefined) {
       this.#deal(nowMs, key, command, reply.rows[0] as Verdict, step);
@@ -165,7 +166,10 @@ export class Keys {
       const ofShare = length === rows.length ? rows : rows.slice(first, first + length);
       first += length;
       request.note(index, ofShare, limited ? 0 : Math.max(share.cost, 0), at);
-      refusal = refuses(ofShare) ? new Refusal(share.cost, ofShare, nowMs, this.#rememberMs) : undefined;
+      // Who is not blocked yet is blocked next, by a longer refusal than this, which the next reply tells.
+      const isLast = !blocks(share.rules) || ofShare.at(-1)?.limited === true;
+      refusal =
+        refuses(ofShare) && isLast ? new Refusal(share.cost, ofShare, nowMs, this.#rememberMs) : undefined;
       if (share.cost !== 0) this.#remember(nowMs, share, refusal, step);
     }
     this.#answerIfWhole(nowMs, request, step);
@@ -354,7 +358,7 @@ export class Keys {
     step: Step,
   ): void {
     request.settling--;
-    if (reply instanceof Error) {
+    if (isError(reply)) {
       request.error = reply;
     } else {
       let first = 0;

@@ -113,7 +113,9 @@ def _add_uri(options: argparse.ArgumentParser) -> None:
 
 def _quotas(text: str) -> list[Rules]:
     try:
-        return [Rules(b"", "log", wire.checked_pairs([text]))]
+        # Of a key that exists its own algorithm counts.
+        pairs = wire.parsed(text)
+        return [Rules(b"", "fixed" if any(wire.is_months(window) for _, window in pairs) else "log", pairs)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -247,6 +249,10 @@ def rows_of(client: Any, keys: list[bytes], options: argparse.Namespace) -> Iter
                 for limit, window, verdict in verdicts
             ]
         for window, limit, used, reset_after in windows:
+            if limit == wire.BLOCK:
+                if used > limit:
+                    yield printable(key), info.algorithm, _length(window), "blocked", 0, _seconds(reset_after)
+                continue
             left = "-" if limit is None else max(limit - used, 0)
             yield printable(key), info.algorithm, _length(window), used, left, _seconds(reset_after)
 

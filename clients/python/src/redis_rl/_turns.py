@@ -19,7 +19,8 @@ class Turn:
     __slots__ = ("__weakref__", "process", "thread")
 
     def __init__(self) -> None:
-        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.process = os.getpid()
+        self.thread: int | None = threading.get_ident()
 
 
 class Turns:

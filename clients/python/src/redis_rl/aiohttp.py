@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias, TypeVar, cast
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from aiohttp import web
 
@@ -31,6 +32,12 @@ def client_address(proxies: int = 0) -> Callable[[web.Request], str]:
     return behind(proxies, lambda request: (request.remote, request.headers.getall("X-Forwarded-For", ())))
 
 
+class Middleware(Protocol):
+    """What aiohttp takes as a middleware."""
+
+    def __call__(self, request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]: ...
+
+
 class Refused(web.HTTPException):
     """No place is free. The guard's middleware answers."""
 
@@ -48,9 +55,20 @@ class Guard(AsyncGuard):
 
     _refused = Refused
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Limits an application. Its place among the middlewares is after that of CORS."""
+    @cached_property
+    def middleware(self) -> Middleware:
+        """Limits an application. Its place among the middlewares is after that of CORS.
+
+        It is a plain function, as tools expect that wrap the middlewares of an application.
+        """
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answered(request, handler)
+
+        return middleware
+
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         router = request.match_info.apps[0].router
         self._check(router, lambda: [route.handler for route in router.routes()])
         visit = await self._begin(request, limits_of(request.match_info.handler))

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from inspect import iscoroutinefunction, signature
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, overload
@@ -99,13 +99,19 @@ class Guard(AsyncGuard):
 
     _refused = Refused
 
-    def middleware(self, app: App) -> App:
+    @cached_property
+    def middleware(self) -> "type[_Middleware]":
         """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
-        return _Middleware(self._take_of, self._check, self._all, app)
+        return self._middleware_of(self._all)
 
     def limit(self, policies: Policies) -> "Route":
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
-        return Route(self._routes, policies, self._take_route, partial(_Middleware, self._take_of, self._check))
+        return Route(self._routes, policies, self._take_route, self._middleware_of)
+
+    def _middleware_of(self, limit: Limit) -> "type[_Middleware]":
+        """Makes a class, since Sentry, for one, replaces ``__call__`` of what a framework is given as middleware."""
+        of_limit = {"limit": limit, "take_of": self._take_of, "check": self._check}
+        return type("GuardMiddleware", (_Middleware,), of_limit)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
@@ -135,11 +141,11 @@ class Route(Limit):
         routes: Routes,
         policies: Policies,
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
-        middleware: Callable[[Limit, App], App],
+        middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
         """Is made by :meth:`Guard.limit`."""
         super().__init__(routes, policies)
-        self._take_route, self._middleware = take, middleware
+        self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take
 
@@ -179,9 +185,10 @@ class Route(Limit):
 
         return with_limit(limited, self)
 
-    def middleware(self, app: App) -> App:
+    @cached_property
+    def middleware(self) -> "type[_Middleware]":
         """Limits a route or a router of Starlette."""
-        return self._middleware(self, app)
+        return self._middleware_of(self)
 
 
 def _may_have_request(handler: Any) -> bool:
@@ -292,12 +299,14 @@ def _has(place: Any, limit: Limit) -> bool:
 
 
 class _Middleware:
-    def __init__(
-        self, take_of: Callable[..., Awaitable[Taken]], check: Callable[..., None], limit: Limit, app: App
-    ) -> None:
-        self.app, self.limit, self._take_of, self._check = app, limit, take_of, check
+    limit: Limit
+    take_of: Callable[..., Awaitable[Taken]]
+    check: Callable[..., None]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Limits requests and handshakes of websockets. At startup it checks the limits of all routes instead."""
         first = _FIRST.get(scope["type"])
         if first is None:
@@ -329,10 +338,10 @@ class _Middleware:
 
     def _check_app(self, scope: Scope) -> None:
         app = scope.get("app")
-        self._check(app, lambda: _check_routes(app, _routes(app)))
+        self.check(app, lambda: _check_routes(app, _routes(app)))
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = await self._take_of([self.limit], scope, visit=visit)
+        taken = await self.take_of([self.limit], scope, visit=visit)
         if taken.refusal is not None:
             if scope["type"] == "websocket":
                 await receive()  # the message that a client wants to connect

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, MutableMapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
@@ -42,9 +43,20 @@ class Guard(SyncGuard):
     def _blocks(self) -> bool:
         return super(SyncGuard, self)._blocks() or blocking.get()
 
-    @sync_and_async_middleware
-    def middleware(self, get_response: Any) -> Any:
-        """Limits the project. Its place in ``settings.MIDDLEWARE`` is after the middleware for security and CORS."""
+    @cached_property
+    def middleware(self) -> Callable[[Any], Any]:
+        """Limits the project. Its place in ``settings.MIDDLEWARE`` is after the middleware for security and CORS.
+
+        It is a plain function, as tools expect that wrap the middleware of a project.
+        """
+
+        @sync_and_async_middleware
+        def middleware(get_response: Any) -> Any:
+            return self._guarded(get_response)
+
+        return middleware
+
+    def _guarded(self, get_response: Any) -> Any:
         guarded: Any
         _check_routes(get_resolver().url_patterns)
         if iscoroutinefunction(get_response):

@@ -89,6 +89,8 @@ class MemoryLimiter:
     It has the commands of the module, and DEL, EXISTS, PTTL, PEXPIRETIME, DBSIZE and FLUSHALL. Threads may share it.
     """
 
+    decides_here = True
+
     def __init__(self, *, clock: Callable[[], int] | None = None, max_keys: int = 100_000) -> None:
         """``clock`` returns the Unix time in milliseconds. Beyond ``max_keys``, what expires first is forgotten."""
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or not 1 <= max_keys <= _MOST_KEYS:
@@ -137,6 +139,11 @@ class MemoryLimiter:
 
     async def aclose(self) -> None:
         """Does nothing: it is there because asynchronous clients have it."""
+
+
+def decides_here(client: Any) -> bool:
+    """Whether a client decides in this process, also one of another copy of this package."""
+    return getattr(client, "decides_here", None) is True
 
 
 class _Machine:

@@ -70,8 +70,7 @@ impl fmt::Debug for Clock {
 }
 
 #[cfg(feature = "tokio-comp")]
-pub(super) const NO_TIMERS: &str =
-    "acquire waits on a runtime of tokio with timers: build it with enable_all()";
+pub(crate) const NO_TIMERS: &str = "waiting needs a runtime of tokio with timers: build it with enable_all()";
 
 /// Whether this is a runtime of tokio with timers. tokio tells by a panic alone that one has none.
 #[cfg(feature = "tokio-comp")]

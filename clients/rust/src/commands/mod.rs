@@ -13,13 +13,13 @@ pub use acquire::Acquire;
 pub use clock::Clock;
 pub(crate) use clock::Time;
 #[cfg(feature = "tokio-comp")]
-pub(crate) use clock::has_timers;
+pub(crate) use clock::{NO_TIMERS, has_timers};
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 pub(crate) use connection::explained;
+pub(crate) use quota::{BLOCK, MAX_LIMIT, check};
 pub use quota::{Invalid, Quota, Quotas};
-pub(crate) use quota::{MAX_LIMIT, check};
 pub use reply::{Info, Verdict, Verdicts, WindowInfo};
 pub(crate) use request::MAX_COST;
 pub use request::{Algorithm, All, Take, slot};

@@ -8,10 +8,17 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
 
+use super::request::Algorithm;
+
 /// The largest limit that the commands accept.
 pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
-/// The longest window that the commands accept: 3650 days.
+/// The limit of the quota that a block fills. No limit of a policy is as large.
+pub(crate) const BLOCK: u64 = 1 << 51;
+/// The longest window that the commands accept: 3650 days, or 120 months.
 const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
+const WEEK_MS: u64 = 7 * 86_400_000;
+/// Months differ, so this is a twelfth of a year: 120 of them are the longest window.
+const MONTH_MS: u64 = MAX_WINDOW_MS / 120;
 pub(super) const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
 
 /// A limit of units in each window of time.
@@ -28,15 +35,24 @@ pub(super) const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
 pub struct Quota {
     /// Units allowed in each window, at most 2^53 - 1; 0 limits everything.
     pub limit: u64,
-    /// The length of the window, 1 ms to 3650 days, rounded up to whole milliseconds.
+    /// The length of the window, 1 ms to 3650 days, rounded up to whole milliseconds. Of months on average.
     pub window: Duration,
+    /// Whether it is weeks or months of the calendar.
+    pub(crate) calendar: Option<Calendar>,
+}
+
+/// Windows that [`Algorithm::Fixed`](crate::Algorithm::Fixed) counts by the calendar. For the others a week is 7 days.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum Calendar {
+    Weeks = 1,
+    Months = 2,
 }
 
 impl Quota {
     /// This many units in each window of this length.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Quota {
-        Quota { limit, window }
+        Quota { limit, window, calendar: None }
     }
 
     /// This many units a second.
@@ -63,15 +79,46 @@ impl Quota {
         Quota::new(limit, Duration::from_secs(86_400))
     }
 
+    /// This many units a week: with [`Algorithm::Fixed`](crate::Algorithm::Fixed) from Monday at 00:00 UTC.
+    #[must_use]
+    pub const fn per_week(limit: u64) -> Quota {
+        Quota { calendar: Some(Calendar::Weeks), ..Quota::new(limit, Duration::from_millis(WEEK_MS)) }
+    }
+
+    /// This many units a month of the calendar, from the first at 00:00 UTC. Only for
+    /// [`Algorithm::Fixed`](crate::Algorithm::Fixed).
+    #[must_use]
+    pub const fn per_month(limit: u64) -> Quota {
+        Quota { calendar: Some(Calendar::Months), ..Quota::new(limit, Duration::from_millis(MONTH_MS)) }
+    }
+
     /// Refuses what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
-        let is_valid = self.limit <= MAX_LIMIT && (1..=MAX_WINDOW_MS).contains(&whole_ms(self.window));
-        if is_valid { Ok(()) } else { Err(Invalid::quota(&self.to_string())) }
+        let why = if self.limit > MAX_LIMIT {
+            format!("a limit is from 0 to {MAX_LIMIT}")
+        } else if (1..=MAX_WINDOW_MS).contains(&whole_ms(self.window)) {
+            return Ok(());
+        } else {
+            "a window is from 1ms to 3650d, or 120mo".to_owned()
+        };
+        Err(Invalid::new(format!("\"{self}\": {why}")))
+    }
+
+    pub(crate) fn is_calendar(&self) -> bool {
+        self.calendar.is_some()
+    }
+
+    pub(crate) fn is_months(&self) -> bool {
+        self.calendar == Some(Calendar::Months)
     }
 
     /// The window in the largest unit in which it is whole.
     pub(crate) fn window_and_unit(&self) -> (u64, &'static str) {
-        length_and_unit(self.window)
+        match self.calendar {
+            Some(Calendar::Weeks) => (whole_ms(self.window) / WEEK_MS, "w"),
+            Some(Calendar::Months) => (whole_ms(self.window) / MONTH_MS, "mo"),
+            None => length_and_unit(self.window),
+        }
     }
 }
 
@@ -84,19 +131,24 @@ fn whole_ms(length: Duration) -> u64 {
 /// A length of time in the largest unit in which it is whole, of those that the server reads.
 pub(super) fn length_and_unit(length: Duration) -> (u64, &'static str) {
     let ms = whole_ms(length);
-    let is_whole = |(unit_ms, ..): &(u64, _, _)| ms > 0 && ms.is_multiple_of(*unit_ms);
-    let (unit_ms, unit, _) = UNITS.into_iter().find(is_whole).unwrap_or((1, "ms", &[]));
+    let is_whole = |(unit_ms, ..): &(u64, _, _, _)| ms > 0 && ms.is_multiple_of(*unit_ms);
+    let (unit_ms, unit, ..) = UNITS.into_iter().skip(2).find(is_whole).unwrap_or(UNITS[6]);
     (ms / unit_ms, unit)
 }
 
-/// The units of windows: milliseconds, the name, and other names, which may have an `s` at the end.
-const UNITS: [(u64, &str, &[&str]); 5] = [
-    (86_400_000, "d", &["day"]),
-    (3_600_000, "h", &["hour"]),
-    (60_000, "m", &["min", "minute"]),
-    (1_000, "s", &["sec", "second"]),
-    (1, "ms", &[]),
+/// The units of windows: milliseconds, the name, and other names, which may have an `s` at the end. The first two are the
+/// calendar's.
+const UNITS: [(u64, &str, &[&str], Option<Calendar>); 7] = [
+    (MONTH_MS, "mo", &["month"], Some(Calendar::Months)),
+    (WEEK_MS, "w", &["week"], Some(Calendar::Weeks)),
+    (86_400_000, "d", &["day"], None),
+    (3_600_000, "h", &["hour"], None),
+    (60_000, "m", &["min", "minute"], None),
+    (1_000, "s", &["sec", "second"], None),
+    (1, "ms", &[], None),
 ];
+
+const BLANKS: [char; 4] = [' ', '\t', '\r', '\n'];
 
 impl AsRef<[Quota]> for Quota {
     fn as_ref(&self) -> &[Quota] {
@@ -131,28 +183,31 @@ impl FromStr for Quota {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Quota, Invalid> {
+        let text = text.trim_matches(BLANKS);
         let parse = || {
             let lower = text.to_ascii_lowercase();
-            let (limit, window) = lower.split_once('/').or_else(|| lower.split_once(" per "))?;
-            let window = window.trim_start();
-            let unit = window.trim_start_matches(|c: char| c.is_ascii_digit());
-            let digits = &window[..window.len() - unit.len()];
-            let unit = unit.trim_start();
-            let (unit_ms, ..) = UNITS.into_iter().find(|(_, name, names)| {
+            let (limit, rest) = number(&lower)?;
+            let rest =
+                rest.strip_prefix('/').or_else(|| rest.strip_prefix("per"))?.trim_start_matches(BLANKS);
+            let (count, unit) = number(rest).unwrap_or((1, rest));
+            let (unit_ms, _, _, calendar) = UNITS.into_iter().find(|(_, name, names, _)| {
                 unit == *name || names.contains(&unit.strip_suffix('s').unwrap_or(unit))
             })?;
-            let count = if digits.is_empty() { 1 } else { whole(digits)? };
-            let window_ms = count.checked_mul(unit_ms)?;
-            let quota = Quota::new(whole(limit.trim_end())?, Duration::from_millis(window_ms));
-            quota.check().ok().map(|()| quota)
+            let window = Duration::from_millis(count.saturating_mul(unit_ms));
+            Some(Quota { calendar, ..Quota::new(limit, window) })
         };
-        parse().ok_or_else(|| Invalid::quota(text))
+        let quota = parse().ok_or_else(|| Invalid::quota(text))?;
+        quota.check().map_err(|why| Invalid::new(why.0.replacen(&quota.to_string(), text, 1)))?;
+        Ok(quota)
     }
 }
 
-/// Reads a number without a sign.
-fn whole(digits: &str) -> Option<u64> {
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+/// Reads a number without a sign, and what follows it and blanks.
+fn number(text: &str) -> Option<(u64, &str)> {
+    let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let digits = &text[..text.len() - rest.len()];
+    let is_number = (1..=20).contains(&digits.len());
+    is_number.then(|| (digits.parse().unwrap_or(u64::MAX), rest.trim_start_matches(BLANKS)))
 }
 
 /// Quotas of one key, read from text such as `5/10s, 100/h` or `100/hour; 1000/day`. The commands take them like any list of quotas.
@@ -174,11 +229,19 @@ pub struct Quotas(Vec<Quota>);
 const MAX_QUOTAS: usize = 8;
 
 /// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass.
-pub(crate) fn check(quotas: &[Quota]) -> Result<(), Invalid> {
+pub(crate) fn check(quotas: &[Quota], algorithm: Algorithm) -> Result<(), Invalid> {
     quotas.iter().try_for_each(Quota::check)?;
-    let windows: std::collections::HashSet<u64> = quotas.iter().map(|quota| whole_ms(quota.window)).collect();
+    if let Some(quota) = quotas.iter().find(|quota| quota.is_months() && algorithm != Algorithm::Fixed) {
+        let why = "a window in months of the calendar needs the algorithm \"fixed\"";
+        return Err(Invalid::new(format!("\"{quota}\": {why}")));
+    }
+    let window = |quota: &Quota| {
+        let is_calendar = quota.is_months() || algorithm == Algorithm::Fixed && quota.calendar.is_some();
+        (whole_ms(quota.window), is_calendar)
+    };
+    let windows: std::collections::HashSet<_> = quotas.iter().map(window).collect();
     if !(1..=MAX_QUOTAS).contains(&quotas.len()) || windows.len() < quotas.len() {
-        let why = format!("there must be 1 to {MAX_QUOTAS} quotas, and all windows must differ");
+        let why = format!("there are 1 to {MAX_QUOTAS} quotas, and their windows differ");
         return Err(Invalid::new(why));
     }
     Ok(())
@@ -188,7 +251,9 @@ impl FromStr for Quotas {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Quotas, Invalid> {
-        text.split([',', ';']).map(|quota| quota.trim().parse()).collect::<Result<_, _>>().map(Quotas)
+        let quotas = text.split([',', ';']).map(str::parse).collect::<Result<Vec<_>, _>>()?;
+        let named = |why: Invalid| Invalid::new(format!("\"{text}\": {}", why.0));
+        check(&quotas, Algorithm::Fixed).map(|()| Quotas(quotas)).map_err(named)
     }
 }
 
@@ -260,7 +325,7 @@ impl Invalid {
 
     fn quota(text: &str) -> Invalid {
         Invalid::new(format!(
-            "\"{text}\" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
+            "\"{text}\" is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h, d, w or mo as the unit"
         ))
     }
 }

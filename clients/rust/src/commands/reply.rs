@@ -102,8 +102,10 @@ pub struct Info {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct WindowInfo {
-    /// Its length.
+    /// Its length; of weeks and months of the calendar, that of the one that counts now.
     pub window: Duration,
+    /// Of weeks and months of the calendar, how the commands name it: `1mo`.
+    pub calendar: Option<String>,
     /// Of a bucket, the limit of the newest request.
     pub limit: Option<u64>,
     /// Units used.
@@ -134,6 +136,7 @@ impl FromRedisValue for WindowInfo {
         let mut fields: Fields = from_redis_value(value)?;
         Ok(WindowInfo {
             window: Duration::from_millis(take(&mut fields, "window_ms")?),
+            calendar: take(&mut fields, "calendar")?,
             limit: take(&mut fields, "limit")?,
             used: take(&mut fields, "used")?,
             reset_after: Duration::from_millis(take(&mut fields, "reset_after_ms")?),

@@ -11,7 +11,7 @@ use actix_web::{Error, FromRequest, HttpMessage, HttpRequest, HttpResponse, Resp
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Response};
 
-use crate::guard::{Decision, Guard, Pattern, Refusal, Refused, Requester};
+use crate::guard::{Decision, Guard, Pattern, Refusal, Refused, Requester, Visit};
 
 /// A response of the service or of a limit.
 type Answered<B> = ServiceResponse<EitherBody<B>>;
@@ -77,7 +77,7 @@ fn head(request: &HttpRequest) -> Parts {
     }
     let extensions = request.extensions();
     head.extensions = extensions.get::<Extensions>().cloned().unwrap_or_default();
-    extensions.get::<Decision>().cloned().map(|decision| head.extensions.insert(decision));
+    extensions.get::<Visit>().cloned().map(|visit| head.extensions.insert(visit));
     request.peer_addr().map(|peer| head.extensions.insert(peer));
     request.match_pattern().map(|pattern| head.extensions.insert(Pattern(pattern)));
     head
@@ -107,7 +107,7 @@ impl ResponseError for Refusal {
     }
 
     fn error_response(&self) -> HttpResponse {
-        response(self.response())
+        response(self.response().clone())
     }
 }
 
@@ -116,12 +116,12 @@ impl FromRequest for Decision {
     type Future = Ready<Result<Decision, Refusal>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
-        ready(request.extensions().get().cloned().ok_or_else(Refusal::of_no_limit))
+        ready(Decision::of(&head(request)).ok_or_else(Refusal::of_no_limit))
     }
 }
 
 impl From<&HttpRequest> for Requester<'_> {
     fn from(request: &HttpRequest) -> Self {
-        Requester::Head(Cow::Owned(head(request)))
+        Requester::of(Cow::Owned(head(request)))
     }
 }

@@ -16,6 +16,6 @@ impl<S: Sync> FromRequestParts<S> for Decision {
     type Rejection = Refusal;
 
     async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Decision, Refusal> {
-        Decision::of(&head.extensions).ok_or_else(Refusal::of_no_limit)
+        Decision::of(head).ok_or_else(Refusal::of_no_limit)
     }
 }

@@ -68,10 +68,12 @@ impl Item<'_> {
     }
 }
 
-/// Each quota with its figures, if they are known. A single row of a lease belongs to the quota with its limit.
+/// Each quota with its figures, if they are known, except for dry runs. A single row of a lease belongs to the quota with its
+/// limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    told.iter().flat_map(|Told { policy, rows, .. }| {
-        let has_all = rows.len() == policy.quotas().len();
+    let told = told.iter().filter(|told| !told.policy.is_dry_run());
+    told.flat_map(|Told { policy, rows, .. }| {
+        let has_all = rows.len() >= policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);
             Item { policy, quota, verdict: if has_all { rows.get(index) } else { tightest() } }
@@ -89,7 +91,10 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
         if let Some(unit) = &item.policy.0.unit {
             let _ = write!(all, ";qu={}", structured(unit));
         }
-        let _ = write!(all, ";w={}", item.quota.window.as_secs());
+        // Months differ in length, so none is told.
+        if !item.quota.is_months() {
+            let _ = write!(all, ";w={}", item.quota.window.as_secs());
+        }
         let Some(verdict) = item.verdict else { continue };
         let time = if is_to_wait { verdict.retry_after } else { Some(verdict.reset_after) };
         let separator = if left.is_empty() { "" } else { ", " };

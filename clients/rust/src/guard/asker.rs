@@ -16,9 +16,9 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Announcer, Node, Nodes, NotAsked};
-use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained};
+use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained, has_timers};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
-use crate::lines::{ENDED, NO_RUNTIME, Redis, io_error, is_away, misused, runtime as runtime_with_timers};
+use crate::lines::{ENDED, Redis, io_error, is_away, own_runtime};
 use crate::locked;
 
 /// `close` waits this many timeouts for commands in flight.
@@ -128,7 +128,7 @@ impl Asker {
             let taken = state.keys.take(now, id, shares);
             step.commands.extend(taken.commands);
             step.answers.extend(taken.answers);
-            let held = Held { asker: self.clone(), id, is_kept: false, runtime: Handle::try_current().ok() };
+            let held = Held { asker: self.clone(), id, is_kept: false };
             (held, state.awaited(id), step)
         };
         self.carry_out(step);
@@ -144,14 +144,21 @@ impl Asker {
         let look = |(share, quota): (&Share, Quota)| {
             let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
             let command = Command::peek(Share { rules: rules.into(), ..share.clone() });
+            let asker = self.clone();
             async move {
-                let reply = self.ask(&command).await.and_then(|reply| command.read(reply));
+                let reply = asker.ask(&command).await.and_then(|reply| command.read(reply));
                 reply.map(|verdicts| verdicts.rows[0]).map_err(explained)
             }
         };
         let quotas =
             shares.iter().flat_map(|share| share.rules.quotas.iter().map(move |quota| (share, *quota)));
-        let mut rows = in_order(quotas.map(look).collect()).await.into_iter();
+        let looks = in_order(quotas.map(look).collect());
+        let rows = if self.redis().is_memory() {
+            looks.await
+        } else {
+            own_runtime().spawn(looks).await.map_err(|_| io_error(ENDED))?
+        };
+        let mut rows = rows.into_iter();
         shares.iter().map(|share| rows.by_ref().take(share.rules.quotas.len()).collect()).collect()
     }
 
@@ -167,17 +174,25 @@ impl Asker {
         self.carry_out(step);
         let mut tasks = self.0.tasks.subscribe();
         if *tasks.borrow() > 0 {
-            let _ = timeout(self.redis().patience() * CLOSING, tasks.wait_for(|tasks| *tasks == 0)).await;
+            let longest = self.redis().patience() * CLOSING;
+            let closing = async move { timeout(longest, tasks.wait_for(|tasks| *tasks == 0)).await.is_ok() };
+            let _ = own_runtime().spawn(closing).await;
         }
     }
 
-    fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
-        self.carry_out_on(step, Handle::try_current().ok())
+    /// Where what lasts longer than a request goes on. A limiter in this process keeps to the runtime of whoever calls, whose
+    /// time a test may move; there is none without timers.
+    pub fn runtime(&self) -> Option<Handle> {
+        if self.redis().is_memory() {
+            Handle::try_current().ok().filter(|_| has_timers())
+        } else {
+            Some(own_runtime().clone())
+        }
     }
 
-    /// Delivers answers and sends commands, in tasks of this runtime. The task that is returned ends when all commands have
-    /// their replies. A limiter in this process has answered before this returns, and needs no runtime.
-    fn carry_out_on(&self, step: Step, runtime: Option<Handle>) -> Option<JoinHandle<()>> {
+    /// Delivers answers and sends commands. The task that is returned ends when all commands have their replies. A limiter in
+    /// this process has answered before this returns.
+    fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
         let mut state = self.state();
         for (id, answer) in answers {
@@ -186,35 +201,39 @@ impl Asker {
             }
         }
         let is_ticking = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
-        // Off tokio, each request gives back the leases that are over.
+        // Without timers, each request gives back the leases that are over.
         if !is_ticking
             && state.keys.next_tick().is_some()
-            && let Ok(runtime) = runtime_with_timers()
+            && let Some(runtime) = self.runtime()
         {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let send = |command| {
-            self.0.tasks.send_modify(|tasks| *tasks += 1);
-            InFlight { asker: self.clone(), command, is_replied: false }
-        };
-        let in_flight = commands.into_iter().map(send);
-        if self.redis().is_memory() {
-            let mut context = Context::from_waker(Waker::noop());
-            in_flight.for_each(|sent| _ = pin!(sent.send()).poll(&mut context));
-            return None;
+        // Others wait for leases, so they are not at the mercy of a handler that computes where this is called. What is left of a
+        // lease must reach the server before the next one is asked for.
+        let is_for_others = |command: &Command| command.is_for_others() || Handle::try_current().is_err();
+        let (of_leases, alone): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_for_others);
+        let mut last = None;
+        for (commands, runtime) in
+            [(of_leases, Some(own_runtime().clone())), (alone, Handle::try_current().ok())]
+        {
+            let send = |command| {
+                self.0.tasks.send_modify(|tasks| *tasks += 1);
+                InFlight { asker: self.clone(), command, is_replied: false }.send()
+            };
+            let mut sent: Vec<_> = commands.into_iter().map(send).collect();
+            if self.redis().is_memory() {
+                let mut context = Context::from_waker(Waker::noop());
+                sent.drain(..).for_each(|sent| _ = pin!(sent).poll(&mut context));
+            }
+            if let Some(runtime) = runtime.filter(|_| !sent.is_empty()) {
+                last = Some(match sent.len() {
+                    1 => runtime.spawn(sent.remove(0)),
+                    _ => runtime.spawn(async { _ = in_order(sent).await }),
+                });
+            }
         }
-        let Some(runtime) = runtime else {
-            in_flight.for_each(|mut sent| sent.replied(Err(misused(NO_RUNTIME))));
-            return None;
-        };
-        let mut sent: Vec<_> = in_flight.map(InFlight::send).collect();
-        match sent.len() {
-            0 => None,
-            1 => sent.pop().map(|sent| runtime.spawn(sent)),
-            // What is left of a lease must reach the server before the next lease is asked for.
-            _ => Some(runtime.spawn(async { _ = in_order(sent).await })),
-        }
+        last
     }
 
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
@@ -223,12 +242,18 @@ impl Asker {
         let node = self.redis().node(command.first_key()).await;
         let node = node.inspect_err(|error| self.failed(&None, error))?;
         self.may_ask(&node, command)?;
-        self.reply(command).await.inspect_err(|error| self.failed(&node, error))
+        let reply = self.reply(command).await.inspect_err(|error| self.failed(&node, error));
+        if reply.is_ok() {
+            self.nodes().decided();
+        }
+        reply
     }
 
     fn failed(&self, node: &Node, error: &RedisError) {
         if is_away(error) {
             self.nodes().failed(node, error);
+        } else if error.code() == Some("NOPERM") {
+            self.nodes().denied(error);
         }
     }
 
@@ -240,8 +265,8 @@ impl Asker {
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
         self.nodes().ask(node).map_err(|NotAsked { why, probes }| {
-            if probes && let Ok(runtime) = Handle::try_current() {
-                runtime.spawn(self.clone().probe(node.clone(), command.at_no_cost()));
+            if probes {
+                tokio::spawn(self.clone().probe(node.clone(), command.at_no_cost()));
             }
             why
         })
@@ -327,11 +352,15 @@ pub(crate) struct Held {
     asker: Asker,
     id: RequestId,
     is_kept: bool,
-    /// The runtime that the request was made on: it gives back, wherever this is dropped.
-    runtime: Option<Handle>,
 }
 
 impl Held {
+    /// What has answered it.
+    #[cfg(feature = "web")]
+    pub fn asker(&self) -> &Asker {
+        &self.asker
+    }
+
     /// Lets the request keep what it took when this is dropped.
     pub fn keep(&mut self) {
         self.is_kept = true;
@@ -340,7 +369,7 @@ impl Held {
     /// Gives back what the request took, once. The task that is returned ends when Redis has it.
     pub fn give_back(&self) -> Option<JoinHandle<()>> {
         let step = self.asker.state().keys.give_back(self.asker.now(), self.id);
-        self.asker.carry_out_on(step, Handle::try_current().ok().or_else(|| self.runtime.clone()))
+        self.asker.carry_out(step)
     }
 
     /// Corrects what was taken of the shares at these indices. The last cost of a share counts. Its commands are sent by this
@@ -370,7 +399,7 @@ impl Drop for Held {
     }
 }
 
-/// A command in flight. A runtime that ends drops it; then those who wait for it get an error.
+/// A command in flight. If its task panics, as in a hook, those who wait for it get an error.
 struct InFlight {
     asker: Asker,
     command: Command,

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use redis::RedisError;
 use tokio::time::Instant;
+#[cfg(feature = "web")]
+use tracing::subscriber::NoSubscriber;
 
 use crate::lines::{Address, Ask, Away, known};
 use crate::locked;
@@ -24,16 +26,24 @@ pub enum Outage<'a> {
     Ended(&'a RedisError),
 }
 
+/// A user has all rights again when no key was denied for so long.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// The nodes that are away now.
 pub(crate) struct Nodes {
     started: Instant,
     away: Mutex<HashMap<Node, (Away, RedisError)>>,
+    /// The last error about a key that the user has no right to, and when it came. Other keys are decided meanwhile.
+    denied: Mutex<Option<(Instant, RedisError)>>,
     announcer: Mutex<Announcer>,
 }
 
 /// How the log and the application learn that a node is away.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Announcer {
+    /// That of whoever made the guard: in a test, a thread may have one of its own.
+    #[cfg(feature = "web")]
+    subscriber: tracing::Dispatch,
     /// Whether this process limits while a node is away.
     pub is_local: bool,
     pub on_outage: Option<Arc<OnOutage>>,
@@ -47,7 +57,8 @@ pub(crate) struct NotAsked {
 
 impl Nodes {
     pub fn new(announcer: Announcer) -> Nodes {
-        Nodes { started: Instant::now(), away: Mutex::default(), announcer: Mutex::new(announcer) }
+        let (away, denied) = (Mutex::default(), Mutex::default());
+        Nodes { started: Instant::now(), away, denied, announcer: Mutex::new(announcer) }
     }
 
     pub fn announcer(&self) -> Announcer {
@@ -83,6 +94,23 @@ impl Nodes {
         };
         if is_news {
             self.announcer().tell(node, Outage::Begun(why));
+        }
+    }
+
+    /// Tells the hook that a key is not decided about, since the user has no right to it. The guard logs its name.
+    pub fn denied(&self, why: &RedisError) {
+        let known = locked(&self.denied).replace((Instant::now(), why.clone()));
+        if let (None, Some(tell)) = (known, self.announcer().on_outage) {
+            tell(Outage::Begun(why));
+        }
+    }
+
+    /// Tells that all keys are decided about again, once none was denied for a while.
+    pub fn decided(&self) {
+        let is_over = |(last, _): &mut (Instant, _)| last.elapsed() >= QUIET;
+        let was_denied = locked(&self.denied).take_if(is_over);
+        if let Some((_, why)) = was_denied {
+            self.announcer().tell(&None, Outage::Ended(&why));
         }
     }
 
@@ -126,6 +154,17 @@ impl Nodes {
     }
 }
 
+impl Default for Announcer {
+    fn default() -> Announcer {
+        Announcer {
+            #[cfg(feature = "web")]
+            subscriber: tracing::dispatcher::get_default(Clone::clone),
+            is_local: false,
+            on_outage: None,
+        }
+    }
+}
+
 impl Announcer {
     /// Tells once that a node is away, and once that it is back.
     fn tell(&self, node: &Node, outage: Outage<'_>) {
@@ -140,16 +179,22 @@ impl Announcer {
         {
             let redis =
                 node.as_ref().map_or_else(|| "Redis".to_owned(), |(host, port)| format!("{host}:{port}"));
-            match outage {
-                Outage::Ended(_) => tracing::warn!("{redis} decides again"),
+            let line = match outage {
+                Outage::Ended(_) => format!("{redis} decides again"),
                 Outage::Begun(why) => {
                     let begins = if self.is_local { "limits are local: " } else { "" };
                     let help = known(why).map(|known| format!("{}: ", known.log));
                     // The server quotes the arguments of an unknown command. The key of a user is among them.
                     let said = why.to_string();
                     let said = said.split(", with args").next().unwrap_or_default();
-                    tracing::warn!("{begins}{redis} is away: {}{said}", help.unwrap_or_default());
+                    format!("{begins}{redis} is away: {}{said}", help.unwrap_or_default())
                 }
+            };
+            let warn = || tracing::warn!("{line}");
+            if self.subscriber.is::<NoSubscriber>() {
+                warn();
+            } else {
+                tracing::dispatcher::with_default(&self.subscriber, warn);
             }
         }
         let _ = (node, outage);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
 use http::request::Parts;
-use http::{Extensions, HeaderMap, Method};
+use http::{Extensions, HeaderMap};
 
 /// The address of the peer, which the web server has put among the extensions.
 pub(crate) fn peer(extensions: &Extensions) -> Option<IpAddr> {
@@ -19,16 +19,14 @@ pub(crate) fn peer(extensions: &Extensions) -> Option<IpAddr> {
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern(pub String);
 
-/// The method and the pattern of a request's route, if the framework tells it. `/users/{id}` becomes `/users/:id`, since
-/// braces in a key would choose its slot.
-pub(crate) fn route(head: &Parts) -> Option<(&str, String)> {
-    // Frameworks answer `HEAD` by the route of `GET`.
-    let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
+/// The pattern of a request's route, if the framework tells it. The method is the client's own choice, so it names nothing.
+/// `/users/{id}` becomes `/users/:id`, since braces in a key would choose its slot.
+pub(crate) fn route(head: &Parts) -> Option<String> {
     let pattern = head.extensions.get().map(|Pattern(pattern)| pattern.as_str());
     #[cfg(feature = "axum")]
     let pattern = pattern.or_else(|| Some(head.extensions.get::<axum::extract::MatchedPath>()?.as_str()));
     let pattern = pattern.filter(|pattern| pattern.bytes().all(|byte| byte.is_ascii_graphic()))?;
-    Some((method, pattern.replace('{', ":").replace('}', "")))
+    Some(pattern.replace('{', ":").replace('}', ""))
 }
 
 /// Stands in place of an address that is not known.
@@ -44,7 +42,8 @@ pub(crate) const UNKNOWN: &str = "unknown";
 /// It is `unknown` if there is no address, as over a unix socket.
 pub fn client_address(peer: impl Into<Option<IpAddr>>, headers: &HeaderMap, proxies: usize) -> String {
     let fields = headers.get_all("x-forwarded-for").into_iter();
-    let claims: Vec<&str> = fields.filter_map(|field| field.to_str().ok()).collect();
+    // Bytes of a client that are no text must not hide what a proxy has added behind them.
+    let claims: Vec<_> = fields.map(|field| String::from_utf8_lossy(field.as_bytes())).collect();
     let claims = claims.join(",");
     let hops = claims.rsplit(',').map(str::trim).filter(|hop| !hop.is_empty());
     match hops.take(proxies).last() {

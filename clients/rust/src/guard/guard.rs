@@ -1,9 +1,9 @@
 //! Decides about the requests of a web service.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::Response;
@@ -13,14 +13,16 @@ use redis::{RedisError, RedisResult};
 use super::answer::Figures;
 use super::asker::{Asker, AskerSettings};
 use super::away::Outage;
+use super::block::{block, show};
 use super::client::{UNKNOWN, client_address, peer, route};
-use super::decision::{Asked, Client, Decision, Part};
+use super::decision::Decision;
 use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy, check_name};
 use super::refusal::Refusal;
 use super::requester::{Costs, Requester};
-use crate::commands::{Clock, Invalid, MAX_COST, Quotas, Verdict};
+use super::visit::{Asked, Client, Part, Visit};
+use crate::commands::{Clock, Invalid, MAX_COST, Quota, Quotas, Verdict};
 use crate::keys::{Answer, Share};
 use crate::lines::{Redis, is_away, is_misused};
 use crate::locked;
@@ -43,8 +45,8 @@ pub struct Guard {
     local: Asker,
     places: Places,
     policies: Policies,
-    /// The first route on which a policy without a name was met.
-    stands: Arc<OnceLock<String>>,
+    /// Tells this guard from others of the same settings.
+    itself: Arc<()>,
     settings: Arc<Settings>,
 }
 
@@ -61,6 +63,8 @@ struct Settings {
     failed: Arc<Mutex<(u64, Option<Instant>)>>,
     /// Mistakes that the log has told.
     mistakes: Arc<Mutex<HashSet<String>>>,
+    /// The policies that a route names: the guard that has it, and its quotas.
+    routes: Arc<Mutex<HashMap<String, (Arc<()>, Vec<Quota>)>>>,
 }
 
 type OnLimited = Arc<dyn Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync>;
@@ -126,6 +130,14 @@ impl Settings {
     }
 }
 
+const NO_ADDRESS: &str = if cfg!(feature = "axum") {
+    "requests without a network address share one limit: serve axum 0.8 by \
+     into_make_service_with_connect_info::<SocketAddr>(), add a SocketAddr to the request's extensions, or give the guard a key"
+} else {
+    "requests without a network address share one limit: add a SocketAddr to the request's extensions by a layer in front of the \
+     guard's, or give the guard a key; the feature axum reads the ConnectInfo of axum 0.8"
+};
+
 fn names(asked: &[Asked]) -> impl Iterator<Item = &str> {
     asked.iter().map(|asked| asked.policy.name())
 }
@@ -163,14 +175,14 @@ impl Guard {
         let policies = policies.try_into()?.or_named("requests").checked()?;
         let asker = Asker::new(client.into());
         let (local, places) = (asker.in_memory(), Places::new(asker.redis().clone()).by(asker.clone()));
-        Ok(Guard { asker, local, places, policies, stands: Arc::default(), settings: Arc::default() })
+        Ok(Guard { asker, local, places, policies, itself: Arc::default(), settings: Arc::default() })
     }
 
     /// A guard with other policies and the same settings, for a route or a handler. It shares the connections, the leases
     /// and the remembered refusals.
     ///
-    /// A text of quotas is a policy that its route names, such as `GET /search`. For several routes, use a [`Policy`] with a
-    /// name.
+    /// A text of quotas is a policy that its route names, such as `/search`, whatever the method. In front of several routes it
+    /// limits each by itself. For one limit of several routes, or two of one, use a [`Policy`] with a name.
     ///
     /// # Errors
     ///
@@ -181,7 +193,7 @@ impl Guard {
         Invalid: From<P::Error>,
     {
         let policies = policies.try_into()?.checked()?;
-        Ok(Guard { policies, stands: Arc::default(), ..self.clone() })
+        Ok(Guard { policies, itself: Arc::default(), ..self.clone() })
     }
 
     /// Logs the mistake of the application that a refusal is about, if it is.
@@ -307,20 +319,17 @@ impl Guard {
         request: impl Into<Requester<'_>>,
         costs: impl Into<Costs>,
     ) -> Result<Decision, Refusal> {
-        self.told(self.take_by(&request.into(), &costs.into(), true).await)
+        let request = request.into();
+        self.told(self.take_by(&request, &costs.into(), true).await)?;
+        Ok(decision(&request, &request.visit.parts()))
     }
 
-    async fn take_by(
-        &self,
-        request: &Requester<'_>,
-        costs: &Costs,
-        is_by_hand: bool,
-    ) -> Result<Decision, Refusal> {
-        let (outer, groups) = self.groups(request, costs).await?;
-        outer.meet(groups.iter().flatten())?;
-        let parts = self.ask(groups, request.head(), &outer).await?;
-        outer.add(parts, is_by_hand);
-        Ok(outer)
+    async fn take_by(&self, request: &Requester<'_>, costs: &Costs, is_by_hand: bool) -> Result<(), Refusal> {
+        let groups = self.groups(request, costs).await?;
+        request.visit.meet(groups.iter().flatten())?;
+        let parts = self.ask(groups, request).await?;
+        request.visit.add(parts, is_by_hand);
+        Ok(())
     }
 
     /// What [`take`](Guard::take) would decide by the costs that the policies have. It counts nothing and calls no hook. Units
@@ -334,7 +343,7 @@ impl Guard {
     }
 
     async fn peek_by(&self, request: &Requester<'_>) -> Result<Decision, Refusal> {
-        let (outer, groups) = self.groups(request, &Costs::default()).await?;
+        let groups = self.groups(request, &Costs::default()).await?;
         let shares: Vec<Share> = groups.iter().flatten().map(|asked| asked.share.clone()).collect();
         let looked = self.asker.peek(&shares).await;
         let mut looked = self
@@ -343,14 +352,21 @@ impl Guard {
             })
             .await?
             .map(Vec::into_iter);
-        let parts = groups.into_iter().map(|asked| {
-            let answer = match &mut looked {
-                Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
-                Err(error) => Err(error.clone()),
-            };
-            Arc::new(Part::new(asked, None, answer))
-        });
-        Ok(outer.telling(parts.collect()))
+        let parts: Vec<_> = groups
+            .into_iter()
+            .map(|asked| {
+                let answer = match &mut looked {
+                    Ok(looked) => {
+                        let mut rows: Vec<_> = looked.by_ref().take(asked.len()).collect();
+                        asked.iter().zip(&mut rows).for_each(|(asked, rows)| show(&asked.policy, rows));
+                        Ok(looked_at(rows))
+                    }
+                    Err(error) => Err(error.clone()),
+                };
+                Arc::new(Part::new(asked, None, answer))
+            })
+            .collect();
+        Ok(decision(request, &parts))
     }
 
     /// Holds one of `n` places of the client of a request, until that is released or dropped: see [`Places`]. Its key is
@@ -366,10 +382,9 @@ impl Guard {
 
     async fn hold_by(&self, request: &Requester<'_>, name: &str, n: u64) -> Result<Hold, Refusal> {
         check_name(name)?;
-        let outer = request.decision();
-        let Some(client) = self.client(None, request, &outer)? else { return Ok(Hold::without_place()) };
+        let Some(client) = self.client(None, request)? else { return Ok(Hold::without_place()) };
         let key = self.stored(name, &client);
-        if outer.counts_in(&key) {
+        if request.visit.counts_in(&key) {
             return Err(Refusal::misused(&format!(
                 "a policy counts in the key of the places {name:?}: rename one"
             )));
@@ -381,8 +396,9 @@ impl Guard {
             Ok(None) => {
                 let (limited, reset_after) = (true, self.places.ttl);
                 let figures = Figures { limited, limit: n, remaining: 0, retry_after: None, reset_after };
-                let decision = outer.without_place(name, figures);
-                Err(Refusal::by(&decision, self.refused(request.head(), &decision)))
+                let (visit, taken) = (&request.visit, request.visit.parts());
+                let decision = Decision::by(visit, &taken, &taken, Some((name.to_owned(), figures)));
+                Err(self.refusal(request, decision))
             }
             Err(error) if self.settings.fail == Some(Fail::Closed) => Err(Refusal::away(error)),
             Err(_) => Ok(Hold::without_place()),
@@ -411,12 +427,8 @@ impl Guard {
     }
 
     /// What a request asks for: what is decided together, and each dry run, which could refuse the others there.
-    async fn groups(
-        &self,
-        request: &Requester<'_>,
-        costs: &Costs,
-    ) -> Result<(Decision, Vec<Vec<Asked>>), Refusal> {
-        let (outer, head) = (request.decision(), request.head());
+    async fn groups(&self, request: &Requester<'_>, costs: &Costs) -> Result<Vec<Vec<Asked>>, Refusal> {
+        let head = request.head.as_deref();
         let policies = match (&self.policies.0, head) {
             (Source::Fixed(policies), _) => policies.clone(),
             (Source::Chosen(choose), Some(head)) => choose(head).await.into(),
@@ -426,14 +438,14 @@ impl Guard {
         checked(&policies).and_then(|()| costs.check(&policies))?;
         let (mut enforced, mut groups) = (Vec::new(), Vec::new());
         for policy in policies.iter() {
-            let Some(client) = self.client(policy.0.key.as_ref(), request, &outer)? else { continue };
+            let Some(client) = self.client(policy.0.key.as_ref(), request)? else { continue };
             let cost = costs.of(policy.name()).or_else(|| policy.cost_of(head));
             let share = self.share(policy, &client, cost)?;
             let asked = Asked { policy: policy.clone(), client, share };
             if policy.is_dry_run() { groups.push(vec![asked]) } else { enforced.push(asked) }
         }
         groups.splice(..0, Some(enforced).filter(|enforced| !enforced.is_empty()));
-        Ok((outer, groups))
+        Ok(groups)
     }
 
     /// The policies, with the name of the route for those that have none.
@@ -442,33 +454,35 @@ impl Guard {
             return Ok(policies);
         }
         let unknown = "this limit has no name, and its route is not known";
-        let (method, pattern) = head.and_then(route).ok_or_else(|| nameless(unknown, &policies))?;
-        let stands = self.stands.get_or_init(|| pattern.clone());
-        if *stands != pattern {
-            return Err(nameless(&format!("a limit stands on {stands} and on {pattern}"), &policies));
+        let name = head.and_then(route).ok_or_else(|| nameless(unknown, &policies))?;
+        for policy in policies.iter().filter(|policy| policy.name().is_empty()) {
+            let mut routes = locked(&self.settings.routes);
+            let known = routes.insert(name.clone(), (self.itself.clone(), policy.quotas().to_vec()));
+            if let Some((guard, quotas)) = known
+                && !Arc::ptr_eq(&guard, &self.itself)
+                && quotas != policy.quotas()
+            {
+                routes.insert(name.clone(), (guard, quotas));
+                return Err(nameless(&format!("two limits without a name stand on {name}"), &policies));
+            }
         }
-        let name = format!("{method} {pattern}");
         Ok(policies.iter().map(|policy| policy.clone().or_named(&name)).collect())
     }
 
     /// Whose units are counted: by a policy's own key or that of the guard, else by what the limits further out have counted,
     /// else by the network address. `None` if the request is not limited.
-    fn client(
-        &self,
-        own: Option<&Key>,
-        request: &Requester<'_>,
-        outer: &Decision,
-    ) -> Result<Option<Client>, Refusal> {
-        let key = match (own, request) {
+    fn client(&self, own: Option<&Key>, request: &Requester<'_>) -> Result<Option<Client>, Refusal> {
+        let key = match (own, &request.key) {
             (Some(Key::Text(key)), _) => return Ok(Some(Client::Everybody(key.clone()))),
-            (_, Requester::Client(key)) => return Ok(Some(Client::Key(key.to_string()))),
+            (_, Some(key)) => return Ok(Some(Client::Key(key.to_string()))),
             (Some(Key::Of(key)), _) => Some(key),
             (None, _) => self.settings.key.as_ref(),
         };
-        match (key, request.head()) {
+        let (head, visit) = (request.head.as_deref(), &request.visit);
+        match (key, head) {
             (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
-            (_, Some(head)) => Ok(Some(outer.client_or(|| self.address(head))?)),
-            (_, None) => Ok(Some(outer.client_or(|| outer.client.clone())?)),
+            (_, Some(head)) => Ok(Some(visit.client_or(|| self.address(head))?)),
+            (_, None) => Ok(Some(visit.client_or(|| visit.client.clone())?)),
         }
     }
 
@@ -491,11 +505,7 @@ impl Guard {
     fn stored(&self, name: &str, client: &Client) -> Arc<[u8]> {
         let prefix = &self.settings.prefix;
         if matches!(client, Client::Address(address) if address == UNKNOWN) {
-            self.settings.tell_once(
-                "requests without a network address share one limit: serve axum by \
-                 into_make_service_with_connect_info::<SocketAddr>(), add a SocketAddr to the request's extensions, \
-                 or give the guard a key",
-            );
+            self.settings.tell_once(NO_ADDRESS);
         }
         // Only addresses are put in braces: a name that users choose must not choose the slot.
         let key = match client {
@@ -506,12 +516,7 @@ impl Guard {
     }
 
     /// Asks for all groups at once, calls the hook, and returns what was taken, or the refusal.
-    async fn ask(
-        &self,
-        groups: Vec<Vec<Asked>>,
-        head: Option<&Parts>,
-        outer: &Decision,
-    ) -> Result<Vec<Arc<Part>>, Refusal> {
+    async fn ask(&self, groups: Vec<Vec<Asked>>, request: &Requester<'_>) -> Result<Vec<Arc<Part>>, Refusal> {
         let shares = |asked: &[Asked]| asked.iter().map(|asked| asked.share.clone()).collect();
         let asked: Vec<_> =
             groups.into_iter().map(|asked| (self.asker.take(shares(&asked)), asked)).collect();
@@ -523,7 +528,10 @@ impl Guard {
                 (held, answer) = local.take(shares(&asked)).await;
                 answer
             });
-            let answer = answer.await?;
+            let mut answer = answer.await?;
+            if let Some(answer) = answer.as_mut().ok().filter(|answer| answer.limited) {
+                block(held.asker(), &asked, answer).await;
+            }
             let error = answer.as_ref().err().cloned();
             let part = Part::new(asked, Some(held), answer);
             away = away.or(error.filter(|_| !part.is_dry_run()));
@@ -534,20 +542,26 @@ impl Guard {
             give_back();
             return Err(Refusal::away(error));
         }
-        if parts.iter().any(|part| part.is_limited()) {
-            let decision = outer.and(&parts);
-            if decision.limited() {
+        if parts.iter().any(|part| part.limited().is_some()) {
+            let before = request.visit.parts();
+            let decision = Decision::by(&request.visit, &[&before[..], &parts].concat(), &before, None);
+            let is_limited = decision.limited();
+            if is_limited {
                 give_back();
-                return Err(Refusal::by(&decision, self.refused(head, &decision)));
             }
-            self.refused(head, &decision);
+            let refusal = self.refusal(request, decision);
+            if is_limited {
+                return Err(refusal);
+            }
         }
         Ok(parts)
     }
 
     /// Calls the hook.
-    fn refused(&self, head: Option<&Parts>, decision: &Decision) -> Option<Response<String>> {
-        self.settings.on_limited.as_ref()?(head, decision)
+    fn refusal(&self, request: &Requester<'_>, decision: Decision) -> Refusal {
+        let hook = self.settings.on_limited.as_ref();
+        let answer = hook.and_then(|hook| hook(request.head.as_deref(), &decision));
+        Refusal::by(decision, answer)
     }
 
     /// Corrects the costs of a request to what was used, whichever limit took it, however late: by the names of policies, as
@@ -565,9 +579,9 @@ impl Guard {
         request: impl Into<Requester<'_>>,
         used: impl Into<Costs>,
     ) -> Result<(), Refusal> {
-        let (decision, used) = (request.into().decision(), used.into());
-        self.told(used.check(&decision.all_policies()).map_err(Refusal::from))?;
-        let parts = decision.share_out(|name| used.of(name));
+        let (visit, used) = (request.into().visit, used.into());
+        self.told(used.check(&visit.all_policies()).map_err(Refusal::from))?;
+        let parts = visit.share_out(|name| used.of(name));
         // All are sent at once, so that none is left out if this future is dropped.
         let settled: Vec<_> = parts.iter().map(|(part, used)| part.settle(used.clone())).collect();
         for (settled, (part, _)) in settled.into_iter().zip(&parts) {
@@ -576,25 +590,31 @@ impl Guard {
         Ok(())
     }
 
-    /// Adds a [`Decision`] to a request that has none, and returns it: then this is the outermost limit.
-    pub(crate) fn begin(&self, head: &mut Parts) -> Option<Decision> {
-        if head.extensions.get::<Decision>().is_some() {
+    /// Adds a [`Visit`] to a request that has none, and returns it: then this is the outermost limit.
+    pub(crate) fn begin(&self, head: &mut Parts) -> Option<Visit> {
+        if head.extensions.get::<Visit>().is_some() {
             return None;
         }
-        let outermost = Decision::begun(self.address(head));
-        head.extensions.insert(outermost.clone());
-        Some(outermost)
+        let visit = Visit::new(self.address(head));
+        head.extensions.insert(visit.clone());
+        Some(visit)
     }
 
     /// The answer of middleware in place of the service's, unless the request passes.
     pub(crate) async fn answer(&self, head: &Parts) -> Option<Response<String>> {
         let request = Requester::from(head);
-        let taken = match request.decision().pass(&self.stands) {
+        let taken = match request.visit.pass(&self.itself) {
             Ok(()) => self.take_by(&request, &Costs::default(), false).await,
             Err(twice) => Err(twice.into()),
         };
         self.told(taken).err().map(|refusal| refusal.answer(head))
     }
+}
+
+/// What these parts decide about a request.
+fn decision(request: &Requester<'_>, parts: &[Arc<Part>]) -> Decision {
+    let head = request.head.clone().map(|head| Arc::new(head.into_owned()));
+    Decision { head, ..Decision::by(&request.visit, parts, &[], None) }
 }
 
 /// The answer that a request would have got, by the rows of its shares.

@@ -9,6 +9,8 @@ mod answer;
 mod asker;
 mod away;
 #[cfg(feature = "web")]
+mod block;
+#[cfg(feature = "web")]
 mod client;
 #[cfg(feature = "web")]
 mod decision;
@@ -25,6 +27,8 @@ mod policy;
 mod refusal;
 #[cfg(feature = "web")]
 mod requester;
+#[cfg(feature = "web")]
+mod visit;
 
 #[cfg(feature = "web")]
 pub use self::{
@@ -44,3 +48,5 @@ pub use leases::Leases;
 pub use places::{Hold, Places};
 #[cfg(feature = "web")]
 pub(crate) use refusal::Refused;
+#[cfg(feature = "web")]
+pub(crate) use visit::Visit;

@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use redis::RedisResult;
+use redis::{ErrorKind, RedisResult};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
+use crate::commands::{Algorithm, Clock, MAX_LIMIT, NO_TIMERS, Quota, has_timers};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::{Answer, Rules, Share};
-use crate::lines::{Redis, runtime};
+use crate::lines::Redis;
 use crate::locked;
 
 /// In less time a place might not be renewed.
@@ -123,7 +123,9 @@ impl Places {
                 return Ok(hold);
             }
         }
-        runtime()?;
+        if !has_timers() {
+            return Err((ErrorKind::Client, NO_TIMERS).into());
+        }
         let waiter = Waiter::new(&self.queues, &share);
         let queue = &waiter.queue;
         let mut polls = queue.polls.try_acquire().ok();
@@ -170,7 +172,7 @@ impl Places {
         let (places, share, ended) = (self.clone(), share.clone(), Notify::new());
         let kept = Arc::new(Kept { places, share, units, ended });
         // Without timers a place in memory is not renewed.
-        let keeper = runtime().ok().map(|runtime| runtime.spawn(kept.clone().keep()));
+        let keeper = self.asker.runtime().map(|runtime| runtime.spawn(kept.clone().keep()));
         Ok(Some(Hold { kept: Some(kept), keeper }))
     }
 

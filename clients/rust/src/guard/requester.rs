@@ -5,61 +5,55 @@ use std::borrow::Cow;
 use http::request::Parts;
 
 use super::client::UNKNOWN;
-use super::decision::{Client, Decision};
+use super::decision::Decision;
 use super::policy::Policy;
+use super::visit::{Client, Visit};
 use crate::commands::Invalid;
 
-/// The request that a guard takes units for.
-#[derive(Clone, Debug)]
-pub enum Requester<'a> {
-    /// The head of the request.
-    Head(Cow<'a, Parts>),
-    /// What was decided for the request so far.
-    Decided(&'a Decision),
-    /// The key of a client, in place of the keys of policies.
-    Client(Cow<'a, str>),
+/// The request that a guard takes units for: its head, its [`Decision`], or the key of a client in place of the keys of
+/// policies.
+#[derive(Clone)]
+pub struct Requester<'a> {
+    pub(crate) head: Option<Cow<'a, Parts>>,
+    /// The key of a client.
+    pub(super) key: Option<Cow<'a, str>>,
+    pub(super) visit: Visit,
 }
 
-impl Requester<'_> {
-    pub(crate) fn head(&self) -> Option<&Parts> {
-        match self {
-            Requester::Head(head) => Some(head),
-            Requester::Decided(_) | Requester::Client(_) => None,
-        }
+impl<'a> Requester<'a> {
+    pub(crate) fn of(head: Cow<'a, Parts>) -> Requester<'a> {
+        let visit = head.extensions.get::<Visit>().cloned();
+        let visit = visit.unwrap_or_else(|| Visit::new(Client::Address(UNKNOWN.to_owned())));
+        Requester { visit, head: Some(head), key: None }
     }
 
-    /// What was decided for the request so far: nothing for a client.
-    pub(crate) fn decision(&self) -> Decision {
-        let begun = match self {
-            Requester::Head(head) => Decision::of(&head.extensions),
-            Requester::Decided(decision) => Some(decision.of_request()),
-            Requester::Client(key) => Some(Decision::begun(Client::Key(key.to_string()))),
-        };
-        begun.unwrap_or_else(|| Decision::begun(Client::Address(UNKNOWN.to_owned())))
+    fn by_key(key: Cow<'a, str>) -> Requester<'a> {
+        Requester { visit: Visit::new(Client::Key(key.to_string())), head: None, key: Some(key) }
     }
 }
 
 impl<'a> From<&'a Parts> for Requester<'a> {
     fn from(head: &'a Parts) -> Requester<'a> {
-        Requester::Head(Cow::Borrowed(head))
+        Requester::of(Cow::Borrowed(head))
     }
 }
 
 impl<'a> From<&'a Decision> for Requester<'a> {
     fn from(decision: &'a Decision) -> Requester<'a> {
-        Requester::Decided(decision)
+        let head = decision.head.as_deref().map(Cow::Borrowed);
+        Requester { head, key: None, visit: decision.visit.clone() }
     }
 }
 
 impl<'a> From<&'a str> for Requester<'a> {
-    fn from(client: &'a str) -> Requester<'a> {
-        Requester::Client(client.into())
+    fn from(key: &'a str) -> Requester<'a> {
+        Requester::by_key(key.into())
     }
 }
 
 impl From<String> for Requester<'_> {
-    fn from(client: String) -> Self {
-        Requester::Client(client.into())
+    fn from(key: String) -> Self {
+        Requester::by_key(key.into())
     }
 }
 

@@ -178,6 +178,7 @@ impl Known {
         for quota in &rules.quotas {
             self.name.extend(quota.limit.to_le_bytes());
             self.name.extend((quota.window.as_nanos() as u64).to_le_bytes());
+            self.name.push(quota.calendar.map_or(0, |calendar| calendar as u8));
         }
         self.name.extend_from_slice(key);
         &self.name

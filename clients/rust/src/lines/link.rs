@@ -2,8 +2,10 @@
 
 use std::future::{Future, pending};
 use std::io;
+use std::net::UdpSocket;
+use std::panic::catch_unwind;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value,
     make_extension_error,
 };
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Builder, Handle};
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::sleep;
@@ -31,19 +33,19 @@ const LAPS: u32 = 20;
 pub(crate) const ENDED: &str = "the runtime that asked has ended";
 
 const MISUSED: &str = "MISUSED";
-pub(crate) const NO_RUNTIME: &str =
-    "Redis is asked on a runtime of tokio, and this is none: enter one, or use a MemoryLimiter";
-const NO_TIMERS: &str = "this runtime of tokio has no timers: build it with enable_all()";
-const PANICKED: &str = "connecting has panicked: a runtime of tokio needs I/O, by enable_all(), and TLS a provider of rustls, \
-    by its feature ring or by install_default()";
+const PANICKED: &str =
+    "connecting has panicked: TLS needs a provider of rustls, by its feature ring or by install_default()";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Makes a connection when it is needed, and a new one when that is over; also the table of a cluster's slots.
+///
+/// Each runtime that asks has its own: actix-web has one for each worker, and a handler that computes there for two seconds
+/// would keep the replies to the requests of all others from being read.
 pub(crate) struct Link<T> {
     timeout: Duration,
     make: Box<dyn Fn() -> BoxFuture<RedisResult<T>> + Send + Sync>,
-    life: Mutex<Option<Arc<Life<T>>>>,
+    lives: Mutex<Vec<(runtime::Id, Arc<Life<T>>)>>,
 }
 
 /// One connection, from its making to its end.
@@ -62,32 +64,36 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         F: Future<Output = RedisResult<T>> + Send + 'static,
     {
         let make = Box::new(move || -> BoxFuture<_> { Box::pin(make()) });
-        Link { timeout, make, life: Mutex::default() }
+        Link { timeout, make, lives: Mutex::default() }
     }
 
-    /// The current connection, or a new one.
-    fn life(&self) -> RedisResult<Arc<Life<T>>> {
-        let mut life = locked(&self.life);
-        if let Some(life) = life.as_ref().filter(|life| !is_over(&life.stage.borrow())) {
-            return Ok(life.clone());
+    /// The connection of this runtime, or a new one.
+    fn life(&self) -> Arc<Life<T>> {
+        let (current, own) = (Handle::try_current().ok(), own_runtime());
+        let id = current.as_ref().unwrap_or(own).id();
+        let mut lives = locked(&self.lives);
+        lives.retain(|(_, life)| !is_over(&life.stage.borrow()));
+        if let Some((_, life)) = lives.iter().find(|(of, _)| *of == id) {
+            return life.clone();
         }
-        let runtime = runtime()?;
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
         let new = Arc::new(Life { timeout: self.timeout, stage, line });
+        let runtime = current.filter(|_| has_drivers()).unwrap_or_else(|| own.clone());
         runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
-        Ok(life.insert(new).clone())
+        lives.push((id, new.clone()));
+        new
     }
 
     /// Whether there is a connection.
     pub fn is_up(&self) -> bool {
-        locked(&self.life).as_ref().is_some_and(|life| matches!(*life.stage.borrow(), Some(Ok(_))))
+        locked(&self.lives).iter().any(|(_, life)| matches!(*life.stage.borrow(), Some(Ok(_))))
     }
 
     /// Makes the next request use a new connection, if `is_old` is true of the current one.
     pub fn forget_made(&self, is_old: impl Fn(&T) -> bool) {
         let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Some(Ok(made)) if is_old(made));
-        locked(&self.life).take_if(|life| is_old(life));
+        locked(&self.lives).retain(|(_, life)| !is_old(life));
     }
 
     /// The reply that `send` receives on the connection, or the error with which that ends.
@@ -95,7 +101,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     where
         F: Future<Output = RedisResult<R>>,
     {
-        let life = self.life()?;
+        let life = self.life();
         let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
         let sent = async {
             let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
@@ -263,10 +269,28 @@ fn given_up(error: &RedisError) -> RedisError {
     (ErrorKind::Io, "the connection is given up", error.to_string()).into()
 }
 
-/// The runtime that this is called on, if it has timers.
-pub(crate) fn runtime() -> RedisResult<Handle> {
-    let runtime = Handle::try_current().map_err(|_| misused(NO_RUNTIME))?;
-    if has_timers() { Ok(runtime) } else { Err(misused(NO_TIMERS)) }
+/// The runtime of a thread of the package's own, for what others wait for: leases, what goes back, and probes; and for all that is
+/// asked where there is no runtime. It begins when it is needed, and sleeps while nothing is to be done.
+pub(crate) fn own_runtime() -> &'static Handle {
+    static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime of tokio");
+        let handle = runtime.handle().clone();
+        let run = move || runtime.block_on(pending::<()>());
+        thread::Builder::new().name("redis-rl".to_owned()).spawn(run).expect("a thread for Redis");
+        handle
+    });
+    &RUNTIME
+}
+
+/// Whether this runtime of tokio has timers and I/O. tokio tells by a panic alone that one has none.
+fn has_drivers() -> bool {
+    let has_io = || {
+        UdpSocket::bind("127.0.0.1:0").and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            tokio::net::UdpSocket::from_std(socket)
+        })
+    };
+    has_timers() && catch_unwind(has_io).is_ok()
 }
 
 /// The error for a mistake of the program. It does not mean that Redis is away.

@@ -17,5 +17,5 @@ pub use errors::{ERRORS, Known, Means, known};
 pub use line::{Line, State};
 #[cfg(feature = "web")]
 pub(crate) use link::is_misused;
-pub(crate) use link::{ENDED, NO_RUNTIME, io_error, misused, runtime};
+pub(crate) use link::{ENDED, io_error, own_runtime};
 pub use server::Redis;

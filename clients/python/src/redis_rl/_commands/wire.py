@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 Key: TypeAlias = str | bytes
 Window: TypeAlias = str | int | timedelta
-"""A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h`` or ``d``), a whole number of seconds, or a timedelta."""
+"""A text such as ``"10s"`` (``ms``, ``s``, ``m``, ``h``, ``d``, ``w`` or ``mo``), a whole number of seconds, or a
+timedelta. Of the algorithm ``fixed``, ``1w`` and ``1mo`` are a week and a month of the calendar."""
 Pair: TypeAlias = tuple[int, Window]
 """A limit and its window: ``(5, "10s")``."""
 Quota: TypeAlias = Pair | str
@@ -27,19 +28,26 @@ Clock: TypeAlias = Callable[[], int]
 
 MAX_COST = 2**53 - 1
 _MAX_LIMIT = 2**53 - 1
+# The limit of the quota that a block fills. No limit of a policy is as large.
+BLOCK = 2**51
 _MAX_QUOTAS = 8
 _LONGEST_WINDOW_MS = 3650 * 86_400_000
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Months differ, so this is a twelfth of a year: with it 120 of them are 3650 days, the most that the server takes.
+_MONTH_MS = _LONGEST_WINDOW_MS // 120
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000, "mo": _MONTH_MS}
 MILLISECOND = timedelta(milliseconds=1)
+_BLANKS = " \t\r\n"
+_WORDS = "ms|mo|[smhdw]|secs?|mins?|(?:second|minute|hour|day|week|month)s?"
 # As people write them, also for other libraries: 5/10s, 5/minute, 5 per 2 hours.
 _QUOTA = re.compile(
-    r" *([0-9]{1,16}) *(?:/|per) *([0-9]{0,12}) *(ms|[smhd]|sec|min|(?:second|minute|hour|day)s?) *",
+    f"[{_BLANKS}]*".join(["", "([0-9]{1,20})", "(?:/|per)", "([0-9]{0,15})", f"({_WORDS})", ""]),
     re.ASCII | re.IGNORECASE,
 )
-_NO_QUOTA = "is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h or d as the unit"
+_NO_QUOTA = "is not a quota: write a limit and a window such as 5/10s, with ms, s, m, h, d, w or mo as the unit"
+_BOUNDS = "a window is from 1ms to 3650d, or 120mo"
 _NO_WINDOW = (
-    "a window is a text such as 10s, with ms, s, m, h or d as the unit, a whole number of seconds or a timedelta, "
-    "from 1ms to 3650d"
+    "a window is a text such as 10s, with ms, s, m, h, d, w or mo as the unit, a whole number of seconds or a "
+    "timedelta, from 1ms to 3650d, or 120mo"
 )
 
 NOT_LOADED = "the server has not loaded the redis-rl module, or one older than this package: it lacks the command"
@@ -211,6 +219,8 @@ class WindowInfo:
     """Of a sliding window: units of the window before, of which a share still counts."""
     limit: int | None = None
     """Of a bucket: how many units it holds, as its last count said."""
+    calendar: str | None = None
+    """Of weeks and months of the calendar: ``1mo``. ``window`` is then the length of the one that counts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +239,31 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise ValueError(f"an algorithm is fixed, sliding, log or bucket: {algorithm!r}")
 
 
-def checked_pairs(quotas: Iterable[Quota]) -> tuple[Pair, ...]:
+def checked_pairs(quotas: Iterable[Quota], algorithm: Algorithm) -> tuple[Pair, ...]:
     """Returns the limits and windows of quotas, or raises an error if a key cannot be counted by them."""
     each = [parsed(quota) if isinstance(quota, str) else (_pair(quota),) for quota in quotas]
     checked = tuple(chain.from_iterable(each))
-    windows = {timedelta_of(window) for _, window in checked}
-    if not 1 <= len(checked) <= _MAX_QUOTAS or len(windows) < len(checked):
-        raise ValueError(f"from 1 to {_MAX_QUOTAS} quotas are needed, and their windows must differ: {checked!r}")
-    for limit, _ in checked:
+    _check_number(checked, repr(checked), algorithm)
+    for limit, window in checked:
         if not 0 <= limit <= _MAX_LIMIT:
             raise ValueError(f"a limit must be a whole number from 0 to {_MAX_LIMIT}: {limit!r}")
+        if is_months(window) and algorithm != "fixed":
+            raise ValueError(f'"{limit}/{window}": a window in months of the calendar needs the algorithm "fixed"')
     return checked
+
+
+def is_months(window: Window) -> bool:
+    return isinstance(window, str) and window.lower().endswith("mo")
+
+
+def _check_number(pairs: Sequence[Pair], said: str, algorithm: Algorithm) -> None:
+    # Of the algorithm fixed, a week of the calendar is not the same as 7 days.
+    units = ("mo", "w") if algorithm == "fixed" else ("mo",)
+    windows = {
+        (timedelta_of(window), isinstance(window, str) and window.lower().endswith(units)) for _, window in pairs
+    }
+    if not 1 <= len(pairs) <= _MAX_QUOTAS or len(windows) < len(pairs):
+        raise ValueError(f"{said}: there are 1 to {_MAX_QUOTAS} quotas, and their windows differ")
 
 
 def is_whole(number: object) -> bool:
@@ -261,17 +285,22 @@ def _pair(quota: Pair) -> Pair:
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> tuple[Pair, ...]:
     """Returns the limits and windows of a text such as ``5/10s, 100/h`` or ``5 per minute; 100/hour``."""
-    return tuple(_parsed_one(part) for part in re.split("[,;]", text))
+    pairs = tuple(_parsed_one(part.strip(_BLANKS)) for part in re.split("[,;]", text))
+    _check_number(pairs, f'"{text}"', "fixed")
+    return pairs
 
 
 def _parsed_one(text: str) -> Pair:
     match = _QUOTA.fullmatch(text)
-    if match:
-        limit, number, word = int(match[1]), int(match[2] or 1), match[3].lower()
-        unit = word if word == "ms" else word[0]
-        if limit <= _MAX_LIMIT and 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
-            return limit, f"{number}{unit}"
-    raise ValueError(f'"{text.strip(" ")}" {_NO_QUOTA}')
+    if not match:
+        raise ValueError(f'"{text}" {_NO_QUOTA}')
+    limit, number, word = int(match[1]), int(match[2] or 1), match[3].lower()
+    unit = word if word == "ms" else "mo" if word.startswith("mo") else word[0]
+    if limit > _MAX_LIMIT:
+        raise ValueError(f'"{text}": a limit is from 0 to {_MAX_LIMIT}')
+    if not 0 < number * _MILLISECONDS[unit] <= _LONGEST_WINDOW_MS:
+        raise ValueError(f'"{text}": {_BOUNDS}')
+    return limit, f"{number}{unit}"
 
 
 def sendable(word: Key | int) -> Any:
@@ -332,11 +361,12 @@ def _window(window: Window) -> str | int:
 
 
 def timedelta_of(window: Window) -> timedelta:
+    """Returns the length of a window, of months on average."""
     milliseconds = 0
     if isinstance(window, timedelta):
         milliseconds = 0 if window % MILLISECOND else window // MILLISECOND
     elif isinstance(window, str):
-        if match := re.fullmatch(r"([0-9]{1,15})(ms|[smhd]?)", window, re.ASCII | re.IGNORECASE):
+        if match := re.fullmatch(r"([0-9]{1,15})(ms|mo|[smhdw]?)", window, re.ASCII | re.IGNORECASE):
             milliseconds = int(match[1]) * _MILLISECONDS[match[2].lower() or "s"]
     elif is_whole(window):
         milliseconds = window * 1000
@@ -372,7 +402,7 @@ def info(reply: Any) -> Info | None:
                 timedelta(milliseconds=window["window_ms"]),
                 window["used"],
                 timedelta(milliseconds=window["reset_after_ms"]),
-                *map(window.get, ("current", "previous", "limit")),
+                *(_text(window.get(name)) for name in ("current", "previous", "limit", "calendar")),
             )
             for window in windows(reply)
         ),

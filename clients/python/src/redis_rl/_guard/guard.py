@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from .. import http
@@ -31,9 +31,12 @@ from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_o
 from .._keys import Request, Share
 from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
-from ..http import Answer, Decision, Figures, Policy
-from ..memory import MemoryLimiter, check_clock
+from .._lines.own import check_connections
+from .._time import monotonic
+from ..http import Answer, Decision, Figures, Policy, Shown
+from ..memory import MemoryLimiter, check_clock, decides_here
 from .address import network
+from .block import blocked
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
@@ -62,7 +65,10 @@ OnLimited: TypeAlias = Callable[[Any, Decision], Answer | Awaitable[Answer | Non
 VISIT = "redis_rl.visit"
 # How long refusals are remembered that this process has decided itself, where nobody else can give units back.
 _LOCAL_SECONDS = 60.0
-_FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
+# A longer timeout was meant in milliseconds.
+_MOST_SECONDS = 60
+# What ``fields`` says: the standard's, and those of GitHub.
+_FIELDS = {"standard": (True, False), "x-ratelimit": (False, True), "both": (True, True), "none": (False, False)}
 
 _MEANWHILE = {
     "open": "requests pass meanwhile",
@@ -123,6 +129,9 @@ class AsyncGuard:
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
     process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
+    ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
+    none. ``fields_on`` is "all" answers, or "refusals".
+
     ``on_limited`` is called with the request and the :class:`Decision` of each refusal. If dry runs alone refuse, the
     decision is allowed. Else it may return the answer to send in place of 429 or 403, to which the header fields are
     added unless it names them. It, ``key`` and ``policies`` may be asynchronous. ``on_outage`` is called once when
@@ -144,21 +153,29 @@ class AsyncGuard:
         timeout: Time | None = 0.1,
         remember: Time = 0.0,
         prefix: str = "",
+        fields: Literal["standard", "x-ratelimit", "both", "none"] = "standard",
+        fields_on: Literal["all", "refusals"] = "all",
         clock: Clock | None = None,
         on_limited: OnLimited | None = None,
         on_outage: OnOutage | None = None,
     ) -> None:
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
+        if fields not in _FIELDS or fields_on not in ("all", "refusals"):
+            said = f"fields={fields!r}, fields_on={fields_on!r}"
+            raise ValueError(f"fields is standard, x-ratelimit, both or none, fields_on is all or refusals: {said}")
         check_client(client)
-        if key is not None and not callable(key):
-            raise TypeError(f"the key of a Guard is a function of the request: {key!r}")
+        if not decides_here(client):
+            check_connections(client)
+        for name, function in {"key": key, "on_limited": on_limited, "on_outage": on_outage}.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"the {name} of a Guard is a function: {function!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
             timeout = seconds_of("timeout", timeout)
-            if not timeout:
-                raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
+            if not 0 < timeout <= _MOST_SECONDS:
+                raise ValueError(f"timeout is in seconds, above 0 and at most {_MOST_SECONDS}, or None: {timeout!r}")
         remember = seconds_of("remember", remember)
         check_clock(clock)
         self._routes = Routes(self._route)
@@ -171,6 +188,9 @@ class AsyncGuard:
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
+        self._shown = Shown(*_FIELDS[fields], fields_on == "all")
+        if own := clock or getattr(client, "clock", None):
+            self._shown = self._shown._replace(clock=own)
         self._nodes = Nodes(_MEANWHILE[fail], on_outage)
         self._made: dict[bool, Any] = {}
         self._client = client
@@ -214,7 +234,7 @@ class AsyncGuard:
 
     def _blocks(self) -> bool:
         """Whether requests are decided in the calling thread, as a limiter in memory always does."""
-        return isinstance(self._client, MemoryLimiter)
+        return decides_here(self._client)
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         raise NotImplementedError
@@ -332,9 +352,9 @@ class AsyncGuard:
         own = await resolved(self._on_limited(request, decision))
         if own is None or not decision.limited:
             return decision
-        if not isinstance(own, Answer):
+        if not all(hasattr(own, name) for name in ("status", "fields", "body")):
             raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
-        fields = {name: decision.fields[name] for name in _FIELDS if name in decision.fields}
+        fields = {name: value for name, value in decision.fields.items() if name != "Content-Type"}
         answer = http.with_fields(fields, own)
         return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
 
@@ -430,9 +450,10 @@ class AsyncGuard:
                 for request in requests:
                     asking.give_back(request)
                 raise outcome
+        told = [await blocked(asking, each, group, is_peek) for each, group in zip(outcomes, groups, strict=True)]
         return [
-            Part(asking, group, request, outcome, failed=self._undecided)
-            for group, request, outcome in zip(groups, requests, outcomes, strict=True)
+            Part(asking, group, request, outcome, shown=self._shown, failed=self._undecided)
+            for group, request, outcome in zip(groups, requests, told, strict=True)
         ]
 
     def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:
@@ -493,7 +514,7 @@ class AsyncGuard:
             return place
         if visit:
             visit.release()
-        fields = visit.fields() if visit and not visit.has_begun else {}
+        fields = visit.fields(is_refusal=True) if visit and not visit.has_begun else {}
         answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
         ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
         figures = visit.figures() if visit and not visit.has_begun else {}

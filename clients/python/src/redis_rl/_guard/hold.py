@@ -51,8 +51,9 @@ class _Hold:
         self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
         self._ttl_ms, self._timeout_ms = int(seconds * 1000), int(seconds_of("timeout", timeout) * 1000)
         # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
+        lasts = f"{self._ttl_ms}ms"
         self._share, self._renewed = (
-            Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, f"{self._ttl_ms}ms")]), 0, 0), 1)
+            Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, lasts)], "log"), 0, 0), 1)
             for units in (limit, MAX_COST)
         )
         self._place: Place | None = None

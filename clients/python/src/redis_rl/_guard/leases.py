@@ -16,7 +16,7 @@ _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
 
 class _Leased(Generic[_Limiter]):
-    _asks: type
+    _asks: type[RateLimiter | AsyncRateLimiter]
     _where: Any
 
     def __init__(
@@ -34,10 +34,10 @@ class _Leased(Generic[_Limiter]):
         A refusal is repeated without asking for ``remember`` seconds at most.
         If the limiter has a clock, this process goes by it too: a lease that is over goes back with the next request.
         """
-        if not isinstance(limiter, self._asks):
+        if getattr(limiter, "is_async", None) is not self._asks.is_async:
             raise TypeError(f"{type(self).__name__} asks {self._asks.__name__}: {limiter!r}")
         wire.check_algorithm(algorithm)
-        pairs = wire.checked_pairs(quotas)
+        pairs = wire.checked_pairs(quotas, algorithm)
         if units is None:
             units = min(limit for limit, _ in pairs) // 100
         wire.check_units("the units of a lease", units)

@@ -25,7 +25,7 @@ from .._commands.wire import (
 )
 from .._keys import Request, Rules, Share, verdict_of
 from .._lines.loop import running
-from .._lines.own import kinds_of
+from .._lines.own import kinds_of, no_client
 from .hold import AsyncHold, Hold
 from .loops import InLoops
 from .queue import TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
@@ -53,11 +53,11 @@ class Client(Protocol):
 
 
 def check_client(client: Any) -> None:
-    """Raises an error unless this is a client, and not a pipeline."""
+    """Raises an error unless this is a client, and not its class or a pipeline."""
     if any(kind.__name__.endswith("Pipeline") for kind in kinds_of(client)):
         raise TypeError("a pipeline replies later: send it the words of redis_rl.cmd with execute_command")
-    if not hasattr(client, "execute_command"):
-        raise TypeError(f"{wire.NO_CLIENT}: {client!r}")
+    if isinstance(client, type) or not hasattr(client, "execute_command"):
+        raise no_client(client)
 
 
 def _is_async(client: Any) -> bool:
@@ -152,7 +152,7 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         wire.check_units("a cost that is waited for", cost)
         timeout_ms = _LONGEST_MS if timeout is None else min(int(seconds_of("timeout", timeout) * 1000), _LONGEST_MS)
         within_ms = timeout_ms if algorithm == "bucket" and cost else None
-        rules = Rules.of(algorithm, wire.checked_pairs(quotas), 0, 0, within_ms)
+        rules = Rules.of(algorithm, wire.checked_pairs(quotas, algorithm), 0, 0, within_ms)
         return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
 
     async def _served(self, me: Waiter, share: Share, timeout_ms: int) -> Verdict:
@@ -215,6 +215,7 @@ class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):
     Threads may share a limiter if they may share its client.
     """
 
+    is_async = False
     _where, _held = InThreads, Hold
 
     def __init__(
@@ -252,6 +253,7 @@ class AsyncRateLimiter(
 ):
     """A :class:`RateLimiter` for the clients of ``redis.asyncio`` and ``valkey.asyncio``: its methods are awaited."""
 
+    is_async = True
     _where, _held = InLoops, AsyncHold
 
     def __init__(

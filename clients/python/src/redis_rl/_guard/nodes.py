@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
-from time import monotonic, monotonic_ns
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._commands.wire import Clock, take, verdict
@@ -14,6 +13,7 @@ from .._keys import Keys, Outcome, Request, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
+from .._time import monotonic, monotonic_ns
 from .._turns import Turns
 
 _log = logging.getLogger("redis_rl")

@@ -131,7 +131,7 @@ def _checked(chosen: Chosen) -> tuple[Policy, ...]:
         return (named("requests", chosen),)
     policies = tuple(chosen) if isinstance(chosen, list | tuple) else (chosen,)
     for policy in policies:
-        if not isinstance(policy, Policy):
+        if not all(hasattr(policy, name) for name in ("name", "items", "rules", "is_same")):
             raise TypeError(f"a Policy is needed: {policy!r}")
     check_together(policies)
     return policies
@@ -154,7 +154,7 @@ def check_together(policies: Sequence[Policy]) -> None:
 
 def check_number(policies: Iterable[Policy]) -> None:
     # The server's refusal would count as Redis being away.
-    if sum([len(policy.quotas) for policy in policies]) > _MAX_ROWS:
+    if sum([len(policy.rules.quotas) for policy in policies]) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 

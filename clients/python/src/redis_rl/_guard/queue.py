@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import ref
 
+from .._time import monotonic
+
 _Result = TypeVar("_Result")
 
 # A thread that sleeps looks so often whether the one that asks was interrupted before it could leave.
@@ -131,9 +133,9 @@ class ThreadWaiter(Waiter):
         if sleep:
             sleep(seconds)
             return
-        end = time.monotonic() + seconds
+        end = monotonic() + seconds
         # The first may have left before it could find this one asleep.
-        while self._queue.has_first and (left := end - time.monotonic()) > 0:
+        while self._queue.has_first and (left := end - monotonic()) > 0:
             if self._told.acquire(timeout=min(left, _LOOK_SECONDS)):
                 return
 

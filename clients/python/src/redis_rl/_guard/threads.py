@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
+from time import sleep
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 from .._commands.wire import Clock, Key, Verdict, Verdicts, sendable
 from .._keys import Command, Keys, Outcome, Request, Rules, Share, Step, verdict_of
+from .._lines.beside import runs_threads
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
+from .._time import monotonic
 from .._turns import Turns
-from ..memory import MemoryLimiter
+from ..memory import decides_here
 from .nodes import Asking, Nodes
 
 # How long the end of an application waits for a server that says nothing.
@@ -38,11 +40,11 @@ class _AbandonedError(Exception):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "is_probe", "requests", "sent", "told")
+    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "requests", "sent", "told")
 
-    def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False, is_probe: bool = False) -> None:
+    def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False) -> None:
         """A call is alone if its requests have no lease or memory to share with others."""
-        self.requests, self.is_alone, self.is_probe = requests, is_alone, is_probe
+        self.requests, self.is_alone = requests, is_alone
         self.is_over = False
         self.answers: dict[Request, Outcome | Exception] = {}
         # The commands that this thread is to send, and those that it has sent last.
@@ -63,19 +65,17 @@ class _HereLines:
 
     slot_of = None
 
-    def __init__(self, limiter: MemoryLimiter) -> None:
+    def __init__(self, limiter: Any) -> None:
         self._limiter = limiter
 
     @property
     def is_mine(self) -> bool:
-        return self._limiter.is_mine
+        return bool(self._limiter.is_mine)
 
     def node_of(self, key: Key) -> Node:
         return None
 
-    def exchange(
-        self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, *, is_probe: bool = False
-    ) -> list[Any]:
+    def exchange(self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None) -> list[Any]:
         replies: list[Any] = []
         for _, words in commands:
             try:
@@ -101,7 +101,7 @@ class InProcess(Asking):
 
     def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
         """``patience`` is that of the connections."""
-        is_here = isinstance(client, MemoryLimiter)
+        is_here = decides_here(client)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, nodes, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
@@ -134,16 +134,17 @@ class InProcess(Asking):
 
     def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. An interrupted thread gives its units back."""
-        is_probe = False
         if self._nodes.are_away:
             away = self._nodes.ask([share for each in requests for share in each.shares], self.lines.node_of)
-            if error := next((found.error for found in away if not found.is_probed), None):
-                return [error] * len(requests)
-            is_probe = bool(away)
+            for found in away:
+                if found.is_probed:
+                    self.lines.probe(found.node, partial(self._probe, found.node, found.share))
+            if away:
+                return [away[0].error] * len(requests)
         is_shared = self._remembers or any(share.rules.units for each in requests for share in each.shares)
         me = threading.get_ident()
         is_inner = is_shared and (self._turns.is_mine or me in self._calls or self.lines.is_mine)
-        call = _Call(requests, is_alone=not is_shared or is_inner, is_probe=is_probe)
+        call = _Call(requests, is_alone=not is_shared or is_inner)
         if not call.is_alone:
             self._calls[me] = call
         try:
@@ -160,6 +161,18 @@ class InProcess(Asking):
                 # Else the request and the call would keep each other.
                 request.waiter = None
         return [call.answers[request] for request in requests]
+
+    def _probe(self, node: Node, share: Share) -> None:
+        """Asks a node that is away for zero units, again if it answers. No request waits for it."""
+        while True:
+            words = Command([share]).words(self.as_of())
+            [reply] = self.lines.exchange([(share.key, words)], is_probe=True)
+            seconds = self._nodes.probed(node, reply if is_away(reply) else None)
+            if seconds is None or not runs_threads():
+                return
+            sleep(max(seconds, 0) + 0.001)
+            if not any(found.is_probed for found in self._nodes.ask([share], self.lines.node_of)):
+                return
 
     async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
         replies: list[Any] = self.lines.exchange(commands) if commands else []
@@ -315,20 +328,15 @@ class InProcess(Asking):
         # Looked up before sending, since another node may have taken over by the time of the replies.
         nodes = [self.lines.node_of(key) for key, _ in words] if self.lines.slot_of else [None] * len(words)
         replies: list[Any] = [None] * len(words)
-        if self._nodes.are_away and not call.is_probe:
+        if self._nodes.are_away:
             replies = [self._nodes.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
-            told = self.lines.exchange([words[index] for index in to_send], timeout, is_probe=call.is_probe)
+            told = self.lines.exchange([words[index] for index in to_send], timeout)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
                 if isinstance(reply, Exception) and is_away(reply):
                     self._nodes.failed(reply, nodes[index], commands[index].shares[0])
-        if call.is_probe:
-            call.is_probe = False
-            for node in set(nodes):
-                of_node = [reply for reply, other in zip(replies, nodes, strict=True) if other == node]
-                self._nodes.probed(node, next(filter(is_away, of_node), None))
         return replies
 
     def _forget(self) -> None:
@@ -395,7 +403,7 @@ class InThreads:
 
 def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
-    where = InThreads if isinstance(client, MemoryLimiter) else where
+    where = InThreads if decides_here(client) else where
     return where(
         client,
         Nodes("requests are not decided meanwhile"),

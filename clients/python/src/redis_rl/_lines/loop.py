@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary, finalize
 
 from .errors import ClosedError, is_moved, state_of
 from .line import CONNECTING, TICKS, Line
+from .names import addresses_of
 from .own import Node, Router, own_pool, sentinels_of
 from .threads import Name, Words
 
@@ -176,6 +177,10 @@ class LoopLines(Router):
     async def _learn(self, without: Node) -> None:
         client = self.new_cluster(without)
         try:
+            # The client asks the event loop for these names again, which is quick now.
+            for node in client.nodes_manager.startup_nodes.values():
+                with suppress(OSError):
+                    await addresses_of(node.host)
             await client.initialize()
         except BaseException as error:
             await _close(client)

@@ -6,14 +6,17 @@ They never send a command twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from inspect import signature
-from time import monotonic
 from typing import Any, TypeAlias
 from weakref import ref
 
 from .._commands.wire import NO_CLIENT
 from .._library import redis
+from .._time import monotonic
+from .names import looking_up
 
 Node: TypeAlias = tuple[str, int] | None
 """The address of a node of a cluster, or None where there is a single server."""
@@ -46,20 +49,32 @@ _RENEW_SECONDS = 0.5
 
 
 def kinds_of(client: Any) -> list[type]:
-    """The classes of redis-py or valkey-py that a client is of."""
-    return [kind for kind in type(client).__mro__ if kind.__module__.startswith(("redis.", "valkey."))]
+    """Returns the classes of redis-py or valkey-py that a client is of, or that it is made of if it is a wrapper."""
+    pool, manager = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
+    parts: list[Any] = [type(client), getattr(pool, "connection_class", None), type(manager)]
+    kinds = [kind for part in parts for kind in getattr(part, "__mro__", ())]
+    return [kind for kind in kinds if kind.__module__.startswith(("redis.", "valkey."))]
+
+
+def check_connections(client: Any) -> None:
+    """Raises an error if connections cannot be made from this client."""
+    if not kinds_of(client) or not any(hasattr(client, name) for name in ("connection_pool", "nodes_manager")):
+        raise no_client(client)
+
+
+def no_client(client: Any) -> TypeError:
+    hint = ", which has one only after init_app" if hasattr(client, "init_app") else ""
+    return TypeError(f"{NO_CLIENT}: {client!r}{hint}")
 
 
 class Library:
     """The modules and classes of the library of a client, for threads or for tasks."""
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
-        """Raises an error if this is no client of redis-py or valkey-py."""
-        kinds = kinds_of(client)
-        if not kinds or not (hasattr(client, "connection_pool") or hasattr(client, "nodes_manager")):
-            raise TypeError(f"{NO_CLIENT}: {client!r}")
-        name = kinds[0].__module__.partition(".")[0]
+        check_connections(client)
+        name = kinds_of(client)[0].__module__.partition(".")[0]
         self.name, self.client_name, home = name, name.capitalize(), f"{name}.asyncio" if is_async else name
+        self.is_async = is_async
         self.errors = import_module(f"{name}.exceptions")
         # What a broken connection raises. An exception from a signal handler is none of these.
         self.failures: tuple[type[Exception], ...] = (getattr(self.errors, f"{self.client_name}Error"), OSError)
@@ -83,6 +98,10 @@ class Library:
         options.update({"driver_info": None} if "driver_info" in accepted else dict.fromkeys(_LIBRARY & accepted))
         return {**options, "retry": self.retry, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
+    def own(self, kind: Any) -> Any:
+        """Returns the class of the package's own connections that are like those of ``kind``."""
+        return looking_up(kind) if self.is_async and issubclass(kind, self.connections.Connection) else kind
+
 
 class Router:
     """Knows which node of a cluster has a key. It learns that by a cluster client of its own."""
@@ -90,7 +109,9 @@ class Router:
     def __init__(self, client: Any, *, is_async: bool) -> None:
         self.library = Library(client, is_async=is_async)
         # Who asks holds the client: connections that held it would keep themselves.
-        self._client = ref(client)
+        self._client: Callable[[], Any] = partial(_itself, client)
+        with suppress(TypeError):  # some wrappers have no weak references
+            self._client = ref(client)
         is_cluster = hasattr(client, "nodes_manager")
         self.slot_of: Callable[[str | bytes], int] | None = self._slot_of if is_cluster else None
         self._cluster: Any = None
@@ -130,6 +151,10 @@ class Router:
         return own_cluster_client(self.library, self._cluster or self.client, without=without)
 
 
+def _itself(client: Any) -> Any:
+    return client
+
+
 def socket_timeout(client: Any) -> float:
     """Returns the client's timeout for a reply in seconds, or a default if it would wait for ever."""
     options = client.get_connection_kwargs() if hasattr(client, "get_connection_kwargs") else {}
@@ -145,7 +170,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
     if node:
         options.update(host=node[0], port=node[1])
         kind = connections.SSLConnection if _is_ssl(given) else connections.Connection
-        return connections.ConnectionPool(connection_class=kind, **options)
+        return connections.ConnectionPool(connection_class=library.own(kind), **options)
     pool = client.connection_pool
     if "path" in given:
         options["path"] = given["path"]
@@ -158,7 +183,7 @@ def own_pool(library: Library, client: Any, node: Node = None, *, timeout: float
         options = {**given, **options}
     else:
         options.update({name: value for name, value in given.items() if name.endswith("_connect_func")})
-    return connections.ConnectionPool(connection_class=kind, **options)
+    return connections.ConnectionPool(connection_class=library.own(kind), **options)
 
 
 def sentinels_of(pool: Any) -> list[Any]:
@@ -184,7 +209,7 @@ def _sentinel_pool(library: Library, pool: Any, options: dict[str, Any]) -> Any:
     if _has_ssl(pool.connection_class):
         kind = sentinel.SentinelManagedSSLConnection
     return sentinel.SentinelConnectionPool(
-        pool.service_name, own, is_master=pool.is_master, connection_class=kind, **options
+        pool.service_name, own, is_master=pool.is_master, connection_class=library.own(kind), **options
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from time import monotonic, process_time, sleep
-from typing import Any, TypeAlias
+from functools import partial
+from time import process_time
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakSet
 
-from .._turns import Turns
+from .._time import monotonic
+from .beside import Beside, Job
 from .errors import is_moved, state_of
 from .line import CONNECTING
 from .own import Library, Node, Router, own_pool, sentinels_of
@@ -20,10 +23,16 @@ Words: TypeAlias = Sequence[Name | int]
 
 # The most connections to a node. Further threads wait for one.
 _CONNECTIONS = 32
-# The most timeouts that one attempt to connect may take, however busy this process is.
+# The most timeouts that one wait may take, however busy this process is.
 _MOST_TIMEOUTS = 64
-# How often a thread looks whether another has learned a cluster.
-_LOOK_SECONDS = 0.005
+
+
+class _Patience(NamedTuple):
+    """How many seconds an exchange waits for a connection and for a reply, and whether it is within another."""
+
+    seconds: float | None
+    reply: float | None
+    is_inner: bool
 
 
 class ThreadLines(Router):
@@ -36,8 +45,10 @@ class ThreadLines(Router):
         errors = self.library.errors
         self._lost: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, OSError)
         self._nodes: dict[Node, _Connections] = {}
-        self._holders: set[int] = set()
-        self._learning = Turns()
+        self._at_it: set[int] = set()
+        # On a cluster: learns which node has which slots, for those threads that know none.
+        self._learning = Beside()
+        self._waiting = _Waiting(errors.TimeoutError)
 
     def exchange(
         self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
@@ -46,36 +57,53 @@ class ThreadLines(Router):
 
         ``timeout`` replaces the usual one. A probe waits for a new connection no longer than for a reply.
         """
-        patience = timeout, 1 if is_probe or timeout is not None else self._connecting
+        patience = self._timeout and self._timeout * (1 if is_probe else self._connecting)
+        me = threading.get_ident()
+        # A finalizer or a signal handler may ask in the middle of an exchange.
+        is_inner = me in self._at_it
+        self._at_it.add(me)
+        try:
+            return self._exchange(commands, _Patience(patience if timeout is None else timeout, timeout, is_inner))
+        finally:
+            if not is_inner:
+                self._at_it.discard(me)
+
+    def _exchange(self, commands: Sequence[tuple[Name, Words]], patience: _Patience) -> list[Any]:
         if self.slot_of is None:
             of_server = self._of(None)
-            sent = of_server.send([words for _, words in commands], *patience)
-            return of_server.receive(sent, len(commands), timeout)
+            sent = of_server.send([words for _, words in commands], patience)
+            return of_server.receive(sent, len(commands), patience.reply)
         replies: list[Any] = [None] * len(commands)
-        if self._cluster is None and (error := self._learn()):
+        if self._cluster is None and (error := self._learn(patience.seconds)):
             return [error] * len(commands)
         by_node: dict[Node, list[int]] = {}
         for index, (key, _) in enumerate(commands):
             by_node.setdefault(self.node_of(key), []).append(index)
         for index in by_node.pop(None, ()):
-            self._learn()
+            self._begin_to_learn()
             replies[index] = self.uncovered()
+        # In one order for all threads: else two that hold a connection could wait for each other's.
         under_way = {
-            node: self._of(node).send([commands[index][1] for index in indices], *patience)
-            for node, indices in by_node.items()
+            node: self._of(node).send([commands[index][1] for index in indices], patience)
+            for node, indices in sorted(by_node.items())
         }
         for node, indices in by_node.items():
-            of_node = self._of(node).receive(under_way[node], len(indices), timeout)
+            of_node = self._of(node).receive(under_way[node], len(indices), patience.reply)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
-                self._learn(without=node)
+                self._begin_to_learn(without=node)
         return replies
+
+    def probe(self, node: Node, job: Job) -> None:
+        """Has a job done on the thread of a node, unless that is at something else."""
+        is_unknown = self.slot_of is not None and node is None
+        (self._learning if is_unknown else self._of(node).beside).do("probe", job)
 
     def _of(self, node: Node) -> _Connections:
         connections = self._nodes.get(node)
         if connections is None:
-            made = _Connections(self.library, self.client, node, self._timeout, self._holders)
+            made = _Connections(self.library, self.client, node, self._timeout, self._connecting)
             connections = self._nodes.setdefault(node, made)
         return connections
 
@@ -89,30 +117,31 @@ class ThreadLines(Router):
     @property
     def is_mine(self) -> bool:
         """Whether other threads may wait for this one, which is interrupted by a finalizer or a signal handler."""
-        return self._learning.is_mine
+        return self._learning.is_mine or any(each.beside.is_mine for each in list(self._nodes.values()))
 
-    def _learn(self, without: Node = None) -> Exception | None:
-        """Asks which node has which slots, one thread at a time, and returns why that failed.
+    def _learn(self, patience: float | None) -> Exception | None:
+        """Waits until it is known which node has which slots, and returns why that failed."""
+        try:
+            while self._cluster is None:
+                if self._learning.is_mine:
+                    self._cluster = self.new_cluster(None)
+                else:
+                    self._waiting.wait(patience, lambda: self._cluster is not None, self._begin_to_learn)
+        except Exception as error:
+            return error
+        return None
 
-        Only a thread that knows no node at all waits for another's answer.
-        """
-        told = self._learning.now(self._learned, without)
-        while told is None and self._cluster is None:
-            if self._learning.is_mine:
-                told = self._learned(without)
-            else:
-                sleep(_LOOK_SECONDS)
-                told = self._learning.now(self._learned, without)
-        return told[0] if told else None
+    def _begin_to_learn(self, without: Node = None) -> None:
+        self._learning.do("learn", partial(self._learned, without))
 
-    def _learned(self, without: Node) -> tuple[Exception | None]:
+    def _learned(self, without: Node) -> None:
         try:
             if not self.is_fresh:
                 self._cluster = self.new_cluster(without)
+            self._waiting.wake_all()
         except Exception as error:
             self.renewed = monotonic()
-            return (error,)
-        return (None,)
+            self._waiting.wake_all(error)
 
     def close(self) -> None:
         """Closes the idle connections. New ones are made if more is sent."""
@@ -122,65 +151,118 @@ class ThreadLines(Router):
             self._cluster.close()
 
 
-class _Lent:
-    """A connection in use."""
+class _Waiting:
+    """The threads that wait for what another one makes or frees.
 
-    __slots__ = ("connection", "is_counted", "thread")
+    A finalizer or a signal handler may wait or wake others at any moment, so there is no lock around it: a deque gives
+    and takes in one instruction.
+    """
 
-    def __init__(self, thread: int | None) -> None:
-        # The thread, if it had none before.
-        self.thread = thread
-        self.connection: Any = None
-        # Whether it is one of those whose number is bounded.
-        self.is_counted = False
+    def __init__(self, late: type[Exception]) -> None:
+        """``late`` is raised if nothing comes."""
+        self._late = late
+        # A thread sleeps by acquiring its lock, which is released to wake it.
+        self.asleep: deque[Any] = deque()
+        # Changes whenever one is woken, and the last error.
+        self._news = object()
+        self.error: Exception | None = None
+
+    def wait(self, longest: float | None, is_there: Callable[[], bool], begin: Callable[[], object]) -> None:
+        """Begins to make what is needed, and sleeps until something is there. Raises the error if making it fails."""
+        before, told = self.error, threading.Lock()
+        told.acquire()
+        try:
+            self.asleep.append(told)
+            begin()
+            self._sleep(told, longest, is_there)
+            if self.error is not before and self.error:
+                raise copy(self.error) from None
+        except BaseException:
+            if told not in self.asleep:
+                # What it was woken for is somebody else's.
+                self.wake()
+            raise
+        finally:
+            with suppress(ValueError):
+                self.asleep.remove(told)
+
+    def _sleep(self, told: Any, longest: float | None, is_there: Callable[[], bool]) -> None:
+        """Sleeps as long as others are woken, and ``longest`` beyond that, in which this process does not compute."""
+        seconds = longest
+        while not is_there():
+            news, busy = self._news, _Busy()
+            if told.acquire(timeout=-1 if seconds is None else seconds):
+                return
+            if news is self._news and longest and seconds and not is_there():
+                if not busy.is_busy or seconds > _MOST_TIMEOUTS * longest:
+                    raise self._late("no answer in time")
+                seconds *= 2
+
+    def wake(self) -> None:
+        """Wakes the thread that has waited longest."""
+        self._news = object()
+        with suppress(IndexError):
+            self.asleep.popleft().release()
+
+    def wake_all(self, error: Exception | None = None) -> None:
+        """With an error, all who wait raise it."""
+        if error:
+            # A copy has no traceback, which would keep the request alive.
+            self.error = copy(error)
+        while self.asleep:
+            self.wake()
+
+
+class _Busy:
+    """Whether this process has computed since then, so that what has come in meanwhile may not have been read."""
+
+    def __init__(self) -> None:
+        self._began, self._computed = monotonic(), process_time()
+
+    @property
+    def is_busy(self) -> bool:
+        return process_time() - self._computed > (monotonic() - self._began) / 4
 
 
 class _Connections:
-    """The connections to one server, or to one node of a cluster.
+    """The connections to one server, or to one node of a cluster. They are made on the node's own thread."""
 
-    A finalizer or a signal handler may need one at any moment, so there is no lock: a deque gives and takes in one
-    instruction. A thread waits for others only if it has no connection itself.
-    """
-
-    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None, holders: set[int]) -> None:
-        """``holders`` are the threads that have a connection, to whatever node."""
-        self._library, self._timeout, self._holders = library, timeout, holders
+    def __init__(self, library: Library, client: Any, node: Node, timeout: float | None, connecting: int) -> None:
+        self._library, self._timeout = library, timeout
+        self._longest = timeout and timeout * connecting
         # The errors of making a connection. A provider of credentials may raise any.
         has_provider = client.get_connection_kwargs().get("credential_provider")
         self._failures: Any = Exception if has_provider else library.failures
         self._pool = own_pool(library, client, node, timeout=timeout)
-        # Those that are idle, the one used last at the right, and None for each that may be made.
-        self._free: deque[Any] = deque([None] * _CONNECTIONS)
-        # What wakes those who wait, and what changes whenever a connection is free again.
-        self._waiting: deque[Any] = deque()
-        self._freed = object()
-        # The last error for which a connection was given up.
-        self._error: Exception | None = None
+        self.beside = Beside()
+        # Those that there are, and those that are idle, the one used last at the right. One that is lost with the
+        # frame of an interrupted thread is no longer there.
+        self._all: WeakSet[Any] = WeakSet()
+        self._idle: deque[Any] = deque()
+        self._waiting = _Waiting(library.errors.TimeoutError)
 
-    def send(self, commands: Sequence[Words], timeout: float | None, attempts: int) -> Any:
+    def send(self, commands: Sequence[Words], patience: _Patience) -> Any:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
         try:
-            lent = self._taken(timeout, attempts)
+            connection = self._taken(patience)
         except self._failures as error:
             return error
-        connection = lent.connection
         try:
             is_one = len(commands) == 1
             packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
-            self._give_up(lent, error)
+            self._give_up(connection, error)
             return error
         except BaseException:
-            self._give_up(lent, None)
+            self._give_up(connection, None)
             raise
-        return lent
+        return connection
 
-    def receive(self, lent: Any, number: int, timeout: float | None) -> list[Any]:
+    def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
         """Reads the replies on what :meth:`send` has returned. Those that do not come are errors."""
-        if isinstance(lent, Exception):
-            return [lent] * number
-        connection = lent.connection
+        if isinstance(connection, Exception):
+            return [connection] * number
         timeout = self._timeout if timeout is None else timeout
         replies: list[Any] = []
         errors = self._library.errors
@@ -197,144 +279,103 @@ class _Connections:
                     if not connection.can_read(0):
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
-            self._give_up(lent, error)
+            self._give_up(connection, error)
             return replies + [error] * (number - len(replies))
         except BaseException:
-            self._give_up(lent, None)
+            self._give_up(connection, None)
             raise
         last = replies[-1]
         state = state_of(last)
         if state and state.means == "elsewhere":
-            self._give_up(lent, last)
+            self._give_up(connection, last)
         else:
-            self._put_back(lent, connection)
+            self._put_back(connection)
         return replies
 
-    def _taken(self, timeout: float | None, attempts: int) -> _Lent:
+    def _taken(self, patience: _Patience) -> Any:
         """Returns a connection that is up and on which no reply is due."""
-        me = threading.get_ident()
-        lent = _Lent(None if me in self._holders else me)
-        self._lend(lent)
-        try:
-            self._holders.add(me)
-            # An idle connection that can be read was closed, or has sent what nobody asked for: it is not used.
-            if lent.connection is not None:
-                with suppress(*self._library.failures):
-                    if not lent.connection.can_read(0):
-                        return lent
-                lent.connection.disconnect()
-            lent.connection = self._connected(self._timeout if timeout is None else timeout, attempts)
-        except self._failures as error:
-            self._give_up(lent, error)
-            raise
-        except BaseException:
-            self._give_up(lent, None)
-            raise
-        return lent
-
-    def _lend(self, lent: _Lent) -> None:
-        """Waits while all connections are in use, unless this thread has one.
-
-        If none is freed for longer than any thread may take, one was lost with its thread, and this one may make a new
-        one. Whoever waits when a connection fails has its error.
-        """
-        longest = -1 if self._timeout is None else 2 * (CONNECTING + 1) * self._timeout
-        before = self._error
-        while not lent.is_counted:
+        while True:
             try:
-                lent.connection = self._free.pop()
-                lent.is_counted = True
+                connection = self._idle.pop()
             except IndexError:
-                if lent.thread is None:
-                    return
-                told = threading.Lock()
-                told.acquire()
-                freed = self._freed
-                try:
-                    self._waiting.append(told)
-                    # Who frees one from now on wakes somebody.
-                    if not self._free and not told.acquire(timeout=longest) and freed is self._freed:
-                        lent.is_counted = True
-                except BaseException:
-                    self._wake()
-                    raise
-                finally:
-                    with suppress(ValueError):
-                        self._waiting.remove(told)
-                if self._error is not before and self._error:
-                    # Also if it was woken for a connection, which is somebody else's then.
-                    self._wake()
-                    raise copy(self._error) from None
+                if patience.is_inner or self.beside.is_mine:
+                    # Others may wait for this thread.
+                    return self._connected(patience.seconds)
+                self._waiting.wait(patience.seconds, lambda: bool(self._idle), self._begin_to_connect)
+                continue
+            # An idle connection that can be read was closed, or has sent what nobody asked for: it is not used.
+            with suppress(*self._library.failures):
+                if not connection.can_read(0):
+                    return connection
+            self._drop(connection)
 
-    def _wake(self) -> None:
-        """Wakes the thread that has waited longest."""
-        if self._waiting:
-            with suppress(IndexError):
-                self._waiting.popleft().release()
+    def _begin_to_connect(self) -> None:
+        if len(self._all) < _CONNECTIONS:
+            self.beside.do("connect", self._connect)
 
-    def _connected(self, timeout: float | None, attempts: int) -> Any:
-        """Makes a connection, in so many timeouts in which this process does not compute.
+    def _connect(self) -> None:
+        """Makes connections for those who wait, one after another."""
+        try:
+            while self._waiting.asleep and len(self._all) < _CONNECTIONS:
+                self._put_back(self._connected(self._longest))
+        except Exception as error:
+            self._failed(error)
+
+    def _connected(self, longest: float | None) -> Any:
+        """Makes a connection, in so many seconds in which this process does not compute.
 
         gevent runs a timer that is late before it looks at replies that have come. So after an attempt for which this
         process was too busy comes another with twice the time.
         """
-        patience = timeout and attempts * timeout
+        seconds = longest
         while True:
             connection = self._pool.make_connection()
-            connection.socket_timeout = connection.socket_connect_timeout = patience
-            began, computed = monotonic(), process_time()
+            self._all.add(connection)
+            connection.socket_timeout = connection.socket_connect_timeout = seconds
+            busy = _Busy()
             try:
                 connection.connect()
             except BaseException as error:
                 # The library leaves it open after an interruption.
-                connection.disconnect()
+                self._drop(connection)
                 is_late = isinstance(error, self._library.errors.TimeoutError)
-                is_busy = process_time() - computed > (monotonic() - began) / 4
-                if not is_late or not timeout or not patience or not is_busy or patience > _MOST_TIMEOUTS * timeout:
+                if not is_late or not longest or not seconds or not busy.is_busy or seconds > _MOST_TIMEOUTS * longest:
                     raise
-                patience *= 2
+                seconds *= 2
             else:
                 return connection
 
-    def _put_back(self, lent: _Lent, connection: Any) -> None:
-        """``connection`` is the one to use again, or None."""
-        self._freed = object()
-        if lent.is_counted:
-            lent.is_counted = False
-            (self._free.appendleft if connection is None else self._free.append)(connection)
-        elif connection is not None:
-            connection.disconnect()
-        if lent.thread:
-            self._holders.discard(lent.thread)
-        self._wake()
+    def _put_back(self, connection: Any) -> None:
+        if len(self._all) > _CONNECTIONS:
+            self._drop(connection)
+        else:
+            self._idle.append(connection)
+        self._waiting.wake()
 
-    def _give_up(self, lent: _Lent, error: Exception | None) -> None:
-        """Closes a connection. After an error it closes the idle ones too. Without one, the thread was interrupted."""
+    def _drop(self, connection: Any) -> None:
+        self._all.discard(connection)
+        with suppress(Exception):
+            connection.disconnect()
+
+    def _give_up(self, connection: Any, error: Exception | None) -> None:
+        """Closes a connection, after an error the idle ones too. Without one, the thread was interrupted."""
+        self._drop(connection)
         if error:
-            # A copy has no traceback, which would keep the request alive.
-            self._error = copy(error)
-        connection = lent.connection
-        self._put_back(lent, None)
-        if connection is not None:
-            with suppress(Exception):
-                connection.disconnect()
-        if error:
-            self._close_free()
-            while self._waiting:
-                self._wake()
+            self._failed(error)
+        else:
+            self._waiting.wake()
+
+    def _failed(self, error: Exception) -> None:
+        self._close_idle()
+        self._waiting.wake_all(error)
 
     def close_idle(self) -> None:
-        self._close_free()
+        self._close_idle()
         for sentinel in sentinels_of(self._pool):
             with suppress(Exception):
                 sentinel.disconnect()
 
-    def _close_free(self) -> None:
-        # One after another, so that a finalizer finds the others.
+    def _close_idle(self) -> None:
         with suppress(IndexError):
-            while (connection := self._free.pop()) is not None:
-                self._free.appendleft(None)
-                self._wake()
-                with suppress(Exception):
-                    connection.disconnect()
-            self._free.appendleft(None)
+            while True:
+                self._drop(self._idle.pop())

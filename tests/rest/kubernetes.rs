@@ -4,12 +4,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use harness::{Launch, Server, module};
+use harness::{Launch, Server, cli, module};
 use tempfile::TempDir;
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::helpers::file;
-use crate::helpers::nodes::cli;
+use crate::file;
 
 /// The objects of a kind in the manifest.
 fn objects(kind: &str) -> Vec<Yaml> {
@@ -43,6 +42,8 @@ fn path_in_the_image() -> String {
 fn what_one_part_of_the_manifest_names_another_has() {
     let deployments = objects("Deployment");
     assert_eq!(deployments.len(), 2);
+    let secret = file("examples/kubernetes/redis-rl.yaml");
+    let secret = secret.split("create secret generic ").nth(1).and_then(|rest| rest.split(' ').next());
     for deployment in &deployments {
         let spec = &deployment["spec"];
         let pod = &spec["template"]["spec"];
@@ -53,6 +54,13 @@ fn what_one_part_of_the_manifest_names_another_has() {
         for mount in [Some(server), first].into_iter().flatten().flat_map(|one| list(&one["volumeMounts"])) {
             assert!(volumes.contains(&&mount["name"]), "{mount:?}");
         }
+        let [.., option, password] = words(&server["args"])[..] else { panic!("{server:?}") };
+        let variable = &server["env"][0];
+        assert_eq!(
+            (option, secret),
+            ("--requirepass", variable["valueFrom"]["secretKeyRef"]["name"].as_str())
+        );
+        assert_eq!(password, format!("$({})", variable["name"].as_str().expect("a name")));
     }
     for service in objects("Service") {
         let labels = |deployment: &Yaml| deployment["spec"]["template"]["metadata"]["labels"].clone();
@@ -63,12 +71,14 @@ fn what_one_part_of_the_manifest_names_another_has() {
 }
 
 #[test]
-fn the_image_is_the_one_that_the_readme_builds_and_the_init_container_copies_from_it() {
+fn the_image_is_the_one_that_the_comment_builds_and_the_init_container_copies_from_it() {
     let deployments = objects("Deployment");
     let (own, _) = containers(&deployments[0]);
     let (_, first) = containers(&deployments[1]);
     let image = own["image"].as_str().expect("a name");
-    assert!(file("README.md").contains(&format!("docker build -t {image} .")), "{image}");
+    let manifest = file("examples/kubernetes/redis-rl.yaml");
+    assert!(manifest.contains(&format!("docker build -t {image} .")), "{image}");
+    assert_eq!(image.rsplit(':').next(), Some(env!("CARGO_PKG_VERSION")));
     assert_eq!(first.expect("an init container")["image"].as_str(), Some(image));
     let loads = format!(r#"CMD ["--loadmodule", "{}"]"#, path_in_the_image());
     assert!(file("Dockerfile").contains(&loads), "{loads}");
@@ -80,10 +90,9 @@ fn the_server_for_limits_is_the_same_in_manifest_and_compose_file_and_a_server_a
     let (own, _) = containers(&deployments[0]);
     let compose = YamlLoader::load_from_str(&file("examples/compose.yaml")).expect("YAML");
     let limits = &compose[0]["services"]["limits"];
-    assert_eq!(limits["image"], own["image"]);
-    assert_eq!(limits["command"], own["args"]);
+    let args = words(&limits["command"]);
+    assert_eq!(words(&own["args"])[..args.len()], args);
     assert_eq!(words(&limits["healthcheck"]["test"])[1..], words(&own["readinessProbe"]["exec"]["command"]));
-    let args = words(&own["args"]);
     assert_eq!(args[..2], ["--loadmodule", &path_in_the_image()]);
     let settings: Vec<(&str, &str)> =
         args[2..].chunks(2).map(|pair| (pair[0].trim_start_matches("--"), pair[1])).collect();
@@ -111,18 +120,23 @@ fn the_init_container_adds_the_module_to_the_server_and_only_then_the_pod_is_rea
     assert!(copied.success());
 
     let args = words(&server["args"]);
-    let [option, path] = args[..] else { panic!("{args:?}") };
+    let [option, path, ..] = args[..] else { panic!("{args:?}") };
     assert_eq!(option, "--loadmodule");
     let path = PathBuf::from(path.replacen(&mounted, &volume, 1));
     let with = Launch::server().and_then(|launch| launch.module(&path).start()).expect("a server");
+    with.value("CONFIG SET requirepass secret");
     for deployment in &deployments {
-        let probe = words(&containers(deployment).0["readinessProbe"]["exec"]["command"]);
-        assert_eq!(probe[0], "redis-cli");
-        let is_ready = |server: &Server| {
+        let succeeds = |probe: &str, server: &Server, password: &str| {
+            let probe = words(&containers(deployment).0[probe]["exec"]["command"]);
+            assert_eq!(probe[0], "redis-cli");
             let mut probing = Command::new(cli());
-            probing.args(["-p", &server.port().to_string()]).args(&probe[1..]);
+            probing.args(["-p", &server.port().to_string()]).args(&probe[1..]).env("REDISCLI_AUTH", password);
             probing.status().expect("redis-cli").success()
         };
-        assert!(is_ready(&with) && !is_ready(&Server::without_module()));
+        assert!(succeeds("readinessProbe", &with, "secret") && !succeeds("readinessProbe", &with, "wrong"));
+        let without = Server::without_module();
+        assert!(!succeeds("readinessProbe", &without, "") && succeeds("livenessProbe", &without, ""));
+        assert!(succeeds("livenessProbe", &with, "wrong"));
+        drop(without);
     }
 }

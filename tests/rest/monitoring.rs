@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use harness::{Server, command, error_text};
 
-use crate::helpers::file;
+use crate::file;
 
 /// Every word in `text` that begins with `prefix`.
 fn words<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
