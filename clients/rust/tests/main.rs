@@ -1,11 +1,13 @@
 //! The package on real servers.
 
 mod acquire;
+mod block;
 mod burst;
 mod cases;
 mod connections;
 mod counted;
 mod decisions;
+mod fields;
 mod guard;
 mod histories;
 mod interface;

@@ -355,6 +355,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// What has answered it.
+    #[cfg(feature = "web")]
+    pub fn asker(&self) -> &Asker {
+        &self.asker
+    }
+
     /// Lets the request keep what it took when this is dropped.
     pub fn keep(&mut self) {
         self.is_kept = true;

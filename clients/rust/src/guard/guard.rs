@@ -10,9 +10,10 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::answer::Figures;
+use super::answer::{Fields, FieldsOn, Figures};
 use super::asker::{Asker, AskerSettings};
 use super::away::Outage;
+use super::block::{block, show};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::decision::Decision;
 use super::places::{Hold, Places};
@@ -56,6 +57,7 @@ struct Settings {
     key: Option<KeyOf>,
     proxies: usize,
     prefix: String,
+    shown: (Fields, FieldsOn),
     fail: Option<Fail>,
     on_limited: Option<OnLimited>,
     /// Requests that failed since the log told of one, and when it did.
@@ -233,6 +235,16 @@ impl Guard {
         self.with(|settings| settings.prefix = prefix.into())
     }
 
+    /// Which header fields answers have, besides `retry-after`.
+    pub fn fields(self, fields: Fields) -> Guard {
+        self.with(|settings| settings.shown.0 = fields)
+    }
+
+    /// Which answers have them.
+    pub fn fields_on(self, answers: FieldsOn) -> Guard {
+        self.with(|settings| settings.shown.1 = answers)
+    }
+
     /// How long Redis may be silent until it is away: see [`Redis::timeout`].
     ///
     /// # Panics
@@ -355,10 +367,14 @@ impl Guard {
             .into_iter()
             .map(|asked| {
                 let answer = match &mut looked {
-                    Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
+                    Ok(looked) => {
+                        let mut rows: Vec<_> = looked.by_ref().take(asked.len()).collect();
+                        asked.iter().zip(&mut rows).for_each(|(asked, rows)| show(&asked.policy, rows));
+                        Ok(looked_at(rows))
+                    }
                     Err(error) => Err(error.clone()),
                 };
-                Arc::new(Part::new(asked, None, answer))
+                Arc::new(Part::new(asked, None, answer, self.settings.shown))
             })
             .collect();
         Ok(decision(request, &parts))
@@ -523,9 +539,12 @@ impl Guard {
                 (held, answer) = local.take(shares(&asked)).await;
                 answer
             });
-            let answer = answer.await?;
+            let mut answer = answer.await?;
+            if let Some(answer) = answer.as_mut().ok().filter(|answer| answer.limited) {
+                block(held.asker(), &asked, answer).await;
+            }
             let error = answer.as_ref().err().cloned();
-            let part = Part::new(asked, Some(held), answer);
+            let part = Part::new(asked, Some(held), answer, self.settings.shown);
             away = away.or(error.filter(|_| !part.is_dry_run()));
             parts.push(Arc::new(part));
         }

@@ -9,6 +9,8 @@ mod answer;
 mod asker;
 mod away;
 #[cfg(feature = "web")]
+mod block;
+#[cfg(feature = "web")]
 mod client;
 #[cfg(feature = "web")]
 mod decision;
@@ -30,7 +32,7 @@ mod visit;
 
 #[cfg(feature = "web")]
 pub use self::{
-    answer::Figures,
+    answer::{Fields, FieldsOn, Figures},
     away::Outage,
     client::client_address,
     decision::Decision,
