@@ -151,14 +151,6 @@ impl ToRedisArgs for Take {
 /// A request for several keys: all allow it and are counted, or nothing changes in any.
 ///
 /// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
-///
-/// ```
-/// use redis_rl_client::{Algorithm, All, Quota};
-///
-/// let request = All::new()
-///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
-///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
-/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct All {

@@ -75,7 +75,6 @@ impl Asker {
     }
 
     /// An asker with the same settings that decides in this process.
-    #[cfg(feature = "web")]
     pub fn in_memory(&self) -> Asker {
         self.with(|settings| settings.redis = crate::MemoryLimiter::new().into())
     }
@@ -139,7 +138,6 @@ impl Asker {
     }
 
     /// What each quota of each share would decide, asked in one write. Nothing is counted.
-    #[cfg(feature = "web")]
     pub async fn peek(&self, shares: &[Share]) -> RedisResult<Vec<Vec<Verdict>>> {
         let look = |(share, quota): (&Share, Quota)| {
             let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
@@ -211,7 +209,7 @@ impl Asker {
         drop(state);
         // Others wait for leases, so they are not at the mercy of a handler that computes where this is called. What is left of a
         // lease must reach the server before the next one is asked for.
-        let is_for_others = |command: &Command| command.is_for_others() || Handle::try_current().is_err();
+        let is_for_others = |command: &Command| command.is_of_lease() || Handle::try_current().is_err();
         let (of_leases, alone): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_for_others);
         let mut last = None;
         for (commands, runtime) in
@@ -356,7 +354,6 @@ pub(crate) struct Held {
 
 impl Held {
     /// What has answered it.
-    #[cfg(feature = "web")]
     pub fn asker(&self) -> &Asker {
         &self.asker
     }
@@ -374,7 +371,6 @@ impl Held {
 
     /// Corrects what was taken of the shares at these indices. The last cost of a share counts. Its commands are sent by this
     /// call, before the future is polled.
-    #[cfg(feature = "web")]
     pub fn settle(
         &self,
         used: Vec<(usize, i64)>,

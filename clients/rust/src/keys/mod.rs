@@ -499,7 +499,8 @@ impl Keys {
         if let Some(lease) = lease.filter(|lease| lease.at == at && lease.left > kept) {
             let units = (lease.left - kept) as i64;
             lease.left = kept;
-            self.send(Command::back(vec![Share { cost: -units, ..share.clone() }], at));
+            let back = Command::back(vec![Share { cost: -units, ..share.clone() }], at);
+            self.send(Command { in_flight: Some(0), ..back });
         }
     }
 
