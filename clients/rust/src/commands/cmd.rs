@@ -2,8 +2,9 @@
 
 use redis::{Cmd, ToSingleRedisArg};
 
+use super::algorithm::Algorithm;
 use super::quota::Quota;
-use super::request::{Algorithm, All, Take, with_room};
+use super::request::{All, Take, with_room};
 
 macro_rules! takes {
     ($($(#[$doc:meta])* $command:ident = $algorithm:ident;)*) => {$(

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
 
-use super::request::Algorithm;
+use super::algorithm::Algorithm;
 
 /// The largest limit that the commands accept.
 pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;

@@ -207,31 +207,26 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        // Others wait for leases, so they are not at the mercy of a handler that computes where this is called. What is left of a
-        // lease must reach the server before the next one is asked for.
-        let is_for_others = |command: &Command| command.is_of_lease() || Handle::try_current().is_err();
-        let (of_leases, alone): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_for_others);
-        let mut last = None;
-        for (commands, runtime) in
-            [(of_leases, Some(own_runtime().clone())), (alone, Handle::try_current().ok())]
-        {
-            let send = |command| {
-                self.0.tasks.send_modify(|tasks| *tasks += 1);
-                InFlight { asker: self.clone(), command, is_replied: false }.send()
-            };
-            let mut sent: Vec<_> = commands.into_iter().map(send).collect();
-            if self.redis().is_memory() {
-                let mut context = Context::from_waker(Waker::noop());
-                sent.drain(..).for_each(|sent| _ = pin!(sent).poll(&mut context));
-            }
-            if let Some(runtime) = runtime.filter(|_| !sent.is_empty()) {
-                last = Some(match sent.len() {
-                    1 => runtime.spawn(sent.remove(0)),
-                    _ => runtime.spawn(async { _ = in_order(sent).await }),
-                });
-            }
+        let is_of_lease = commands.iter().any(Command::is_of_lease);
+        let send = |command| {
+            self.0.tasks.send_modify(|tasks| *tasks += 1);
+            InFlight { asker: self.clone(), command, is_replied: false }.send()
+        };
+        let mut sent: Vec<_> = commands.into_iter().map(send).collect();
+        if self.redis().is_memory() {
+            let mut context = Context::from_waker(Waker::noop());
+            sent.into_iter().for_each(|sent| _ = pin!(sent).poll(&mut context));
+            return None;
         }
-        last
+        // Others wait for a lease, so it is not at the mercy of a handler that computes where this is called.
+        let current = Handle::try_current().ok().filter(|_| !is_of_lease);
+        let runtime = current.as_ref().unwrap_or_else(|| own_runtime());
+        match sent.len() {
+            0 => None,
+            1 => sent.pop().map(|sent| runtime.spawn(sent)),
+            // What is left of a lease must reach the server before the next lease is asked for.
+            _ => Some(runtime.spawn(async { _ = in_order(sent).await })),
+        }
     }
 
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
