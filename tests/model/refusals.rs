@@ -1,7 +1,7 @@
 //! Which argument is refused, and what is read from the others.
 
 use redis_rl_core::limiter::several::Parts;
-use redis_rl_core::limiter::{Algorithm, Cost, Mode, UnixMs};
+use redis_rl_core::limiter::{Algorithm, Calendar, Cost, Mode, UnixMs, WindowMs};
 use redis_rl_core::request::{Arguments, Refusal, Verb, parse_rows};
 
 #[path = "../server/helpers/errors.rs"]
@@ -44,6 +44,7 @@ fn windows_have_a_unit_in_either_case_or_are_seconds() {
         ("10 10s 10S 10000Ms", 10_000),
         ("2m 2M", 120_000),
         ("1h 1H", 3_600_000),
+        ("1w 1W 7d", 604_800_000),
         ("3650d 3650D 315360000000ms 315360000", 315_360_000_000),
     ] {
         windows.split(' ').for_each(|window| assert_eq!(window_ms(window), Ok(ms), "{window}"));
@@ -54,11 +55,47 @@ fn windows_have_a_unit_in_either_case_or_are_seconds() {
 fn other_windows_are_refused() {
     let signs = "0 0s 0ms -1 -1s +1 1.5s s ms inf d 1s\x00 \x001s १s 1µs";
     let numbers = "01 1e3 0x10 3651d 315360001 315360000001ms 99999999999999999999 9007199254740991d";
-    for window in [signs, numbers, "1w 1y 1mm 1sm 1dd"].into_iter().flat_map(|line| line.split(' ')) {
+    for window in [signs, numbers, "522w 1y 1mm 1sm 1dd 1wo"].into_iter().flat_map(|line| line.split(' ')) {
         assert_eq!(window_ms(window), Err(errors::WINDOW), "{window:?}");
     }
     assert_eq!(window_ms("1 s"), Err(errors::SYNTAX));
     assert_eq!(parse_words(&["1", ""], TAKE), Err(errors::WINDOW));
+}
+
+#[test]
+fn rl_fixed_has_weeks_and_months_of_the_calendar() {
+    let window =
+        |word: &str, verb| parse_with(&format!("1 {word}"), verb).map(|parsed| parsed.quotas[0].window());
+    for verb in [Verb::Take(Algorithm::Fixed), Verb::Peek] {
+        for (words, calendar) in [
+            ("1w 1W", Calendar::Weeks(1)),
+            ("521w", Calendar::Weeks(521)),
+            ("1mo 1MO 1mO", Calendar::Months(1)),
+            ("120mo", Calendar::Months(120)),
+        ] {
+            for word in words.split(' ') {
+                assert_eq!(window(word, verb).map(WindowMs::calendar), Ok(Some(calendar)), "{word}");
+            }
+        }
+        for word in "0w 522w 0mo 121mo 1m0 1mos 9007199254740991w 9007199254740991mo".split(' ') {
+            assert_eq!(window(word, verb), Err(errors::WINDOW), "{word}");
+        }
+        assert!(parse_with("1 1w 2 7d 3 1mo 4 30d", verb).is_ok(), "they are different windows");
+        assert_eq!(parse_with("1 1w 2 1W", verb), Err(errors::SAME_WINDOW));
+    }
+    for algorithm in [Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket] {
+        let verb = Verb::Take(algorithm);
+        assert_eq!(window("1mo", verb), Err(errors::MONTHS));
+        assert_eq!(window("121mo", verb), Err(errors::WINDOW));
+        assert_eq!(parse_with("1 1w 2 7d", verb), Err(errors::SAME_WINDOW));
+        let row = ["k", algorithm.name(), "1", "1mo", "1"];
+        assert_eq!(parse_rows(&row, &mut Parts::<_, (), _>::default()).map_err(text), Err(errors::MONTHS));
+    }
+    assert_eq!(
+        parse_with("1 1s WITHIN 2w", Verb::Take(Algorithm::Bucket)).map(|parsed| parsed.mode),
+        Ok(Mode::Within(WindowMs::new(14 * 86_400_000).unwrap()))
+    );
+    assert_eq!(parse_with("1 1s WITHIN 1mo", Verb::Take(Algorithm::Bucket)), Err(errors::WITHIN));
 }
 
 #[test]

@@ -39,6 +39,11 @@ impl MemoryLimiter {
         MemoryLimiter { clock: clock.into(), ..self }
     }
 
+    /// Forgets all keys, so that tests of one process do not meet each other's counts.
+    pub fn clear(&self) {
+        let _ = self.reply(&redis::cmd("FLUSHALL"));
+    }
+
     /// Another number for each limiter, in place of a database: so nobody waits in order with those of another.
     fn number(&self) -> i64 {
         Arc::as_ptr(&self.memory).addr() as i64

@@ -1,20 +1,17 @@
 // Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
 import { setMaxListeners } from "node:events";
-import type { Asker } from "../lines/asker.js";
+import { type Asker, limiterOf } from "../lines/asker.js";
 import { checkedClock, type Clock, isError, isMistake, type Now } from "../commands/clock.js";
 import {
-  cmd,
   type Key,
   prefixed,
   probeOf,
-  rl,
+  type RateLimiter,
   type Verdict,
   type Verdicts,
   type Words,
-  wordsOf,
 } from "../commands/commands.js";
-import type { Quota } from "../commands/quota.js";
 import { Keys } from "../keys/keys.js";
 import { Command, type Step } from "../keys/command.js";
 import { type Answer, Request, verdictOf } from "../keys/request.js";
@@ -34,6 +31,8 @@ interface Outage {
 }
 
 export class Driver {
+  /** Sends commands that decide on no request: if they fail, nothing follows. */
+  readonly limiter: RateLimiter;
   readonly #keys: Keys;
   /** The time that commands are sent with, if it is not the server's; and the time that leases end by. */
   readonly #clock: Now | undefined;
@@ -41,8 +40,6 @@ export class Driver {
   /** The number of replies that are due, and callbacks for when there are none. */
   #due = 0;
   #onIdle: (() => void)[] = [];
-  /** Turns to give back, and what sends them. */
-  readonly #turns: (readonly [at: number, send: () => void])[] = [];
   /** The last time that the clock returned. */
   #lastMs = 0;
   readonly #alarm = new Alarm(
@@ -61,6 +58,7 @@ export class Driver {
   ) {
     this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
     this.#clock = clock && checkedClock(clock);
+    this.limiter = limiterOf(asker, clock);
     this.#time = this.#clock ?? this.asker.clock ?? now;
   }
 
@@ -134,16 +132,12 @@ export class Driver {
    * Rejects if a node is away.
    */
   async peek(shares: readonly Share[]): Promise<Verdict[][]> {
-    const at = this.#clock && this.#now();
     const commands = shares.map((share) => new Command(new Request([share]), {}).add(share));
     const reason = this.#reasons(commands).find((each) => each !== undefined);
     if (reason !== undefined) throw reason;
-    const { prefix, send } = this.asker;
-    const ask = async ({ key, cost }: Share, quota: Quota) =>
-      cmd.verdict(await send(wordsOf(rl.peek, prefix, [key, [quota], { cost, at }])));
-    return Promise.all(
-      shares.map((share) => Promise.all(share.rules.quotas.map((quota) => ask(share, quota)))),
-    );
+    const ask = ({ key, rules, cost }: Share) =>
+      rules.quotas.map((quota) => this.limiter.peek(key, [quota], { cost }));
+    return Promise.all(shares.map((share) => Promise.all(ask(share))));
   }
 
   /**
@@ -206,7 +200,6 @@ export class Driver {
     this.#due++;
     let reply: Verdicts | Error;
     try {
-      if (command.isTurn) await this.#lastTurnFirst(command.at as number);
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
       const said = await this.asker.send(words).catch((error: unknown) => {
         throw this.#failed(words, error as Error);
@@ -218,19 +211,6 @@ export class Driver {
     this.#due--;
     this.#replied(command, reply);
     if (this.#due === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
-  }
-
-  /**
-   * Waits for the others that give turns back now. Waiters are often aborted together, in the order in which they asked,
-   * and a turn goes back only if nobody stands behind it: the last one has to go first, or all but one are lost.
-   */
-  #lastTurnFirst(at: number): Promise<void> {
-    return new Promise((send) => {
-      if (this.#turns.push([at, send]) > 1) return;
-      queueMicrotask(() => {
-        for (const [, send] of this.#turns.splice(0).sort(([a], [b]) => b - a)) send();
-      });
-    });
   }
 
   #replied(command: Command, reply: Verdicts | Error): void {

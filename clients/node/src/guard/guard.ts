@@ -271,20 +271,20 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     checkedOptions("hold", OPTIONS.guardHold, options);
     const passage = this.#passageOf(request);
     const who = keyText(await this.#setting.whoOf(request));
-    const key = `${prefix}${checkedName(name)}:${who}`;
-    const wanted = wantedOf(key, limit, { ...options, clock });
+    const wanted = wantedOf(`${checkedName(name)}:${who}`, limit, { ...options, clock }, prefix);
+    const { key } = wanted;
     for (const { share } of passage.met.values())
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
     const isGone = () => this.isGone(request, passage.response as S | undefined);
     if (isGone()) return placed(this.#closed(passage, []));
     let place: Hold | undefined;
     try {
-      if (who !== undefined) place = await takePlace(this.#places, wanted);
+      if (who !== undefined) place = await takePlace(this.#places, wanted, options);
     } catch (error) {
       if (isMistake(error) || options.signal?.aborted === true) throw error;
       this.#failed(error as Error, [name]);
       if (fail === "closed") return placed(this.#closed(passage, []));
-      if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
+      if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted, options);
     }
     // Its handler would wait in vain for the client to leave, and hold the place without end.
     if (isGone()) {

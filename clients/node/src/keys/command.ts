@@ -51,11 +51,6 @@ export class Command {
     return this.request !== undefined && (this.force || this.at !== undefined);
   }
 
-  /** Whether this command gives back units that are there only later: somebody's turn. */
-  get isTurn(): boolean {
-    return this.request === undefined && this.at !== undefined && (this.shares[0]?.rules.withinMs ?? 0) > 0;
-  }
-
   // A single command is cheaper than RL.ALL, and its reply says enough about one unit by one quota. A lease needs it
   // for PARTIAL, which RL.ALL does not have. Where no reply is awaited either will do.
   get #isSingle(): boolean {

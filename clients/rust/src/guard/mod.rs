@@ -21,7 +21,7 @@ mod requester;
 mod visit;
 
 pub use self::{
-    answer::Figures,
+    answer::{Fields, FieldsOn, Figures},
     away::Outage,
     client::client_address,
     decision::Decision,
