@@ -49,10 +49,10 @@ impl Command {
     pub(super) fn ask(
         shares: Vec<Share>,
         id: RequestId,
-        places: Vec<usize>,
+        indices: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, places)), in_flight, at: None, force: false, peeks: false }
+        Command { shares, request: Some((id, indices)), in_flight, at: None, force: false, peeks: false }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
