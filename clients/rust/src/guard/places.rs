@@ -72,7 +72,6 @@ impl Places {
     }
 
     /// The same places by another asker.
-    #[cfg(feature = "web")]
     pub(super) fn by(&self, asker: Asker) -> Places {
         Places { asker, ..self.clone() }
     }
@@ -332,7 +331,6 @@ pub struct Hold {
 }
 
 impl Hold {
-    #[cfg(feature = "web")]
     pub(super) fn without_place() -> Hold {
         Hold { kept: None, keeper: None }
     }
