@@ -196,15 +196,24 @@ export class Driver {
     this.#alarm.set(this.#keys.nextTickMs);
   }
 
-  async #send(command: Command): Promise<void> {
+  /** Sends a command, and takes its reply or its error. Few promises: each costs a request a tenth of a microsecond. */
+  #send(command: Command): Promise<void> {
     this.#due++;
-    let reply: Verdicts | Error;
     try {
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      const said = await this.asker.send(words).catch((error: unknown) => {
-        throw this.#failed(words, error as Error);
-      });
-      reply = command.read(said);
+      return this.asker.send(words).then(
+        (reply) => this.#arrived(command, () => command.read(reply)),
+        (error: unknown) => this.#arrived(command, () => this.#failed(words, error as Error)),
+      );
+    } catch (error) {
+      return Promise.resolve().then(() => this.#arrived(command, () => error as Error));
+    }
+  }
+
+  #arrived(command: Command, read: () => Verdicts | Error): void {
+    let reply: Verdicts | Error;
+    try {
+      reply = read();
     } catch (error) {
       reply = error as Error;
     }

@@ -25,6 +25,13 @@ export type MaybePromise<T> = T | PromiseLike<T>;
 /** Returns whose quotas a request uses. Undefined or null: the request is not limited. */
 export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
+/** Units that a request takes. */
+export type Cost<R> = number | ((request: R) => MaybePromise<number>);
+
+export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {
+  return typeof (value as Partial<PromiseLike<T>> | null | undefined)?.then === "function";
+}
+
 /** What a client may use. */
 export interface Policy<R = unknown> {
   /** The limits. All must allow a request, or it is counted in none. */
@@ -41,7 +48,7 @@ export interface Policy<R = unknown> {
   /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
   key?: KeyOf<R> | string | undefined;
   /** Units that a request takes; 1 if left out. A request of 0 takes nothing. */
-  cost?: number | ((request: R) => MaybePromise<number>) | undefined;
+  cost?: Cost<R> | undefined;
   /**
    * How many units of each key may be leased: counted ahead, and handed out without asking Redis. 0 if left out. With a
    * lease the limits of the policy must differ, and `RateLimit` shows only the tightest.
@@ -82,7 +89,7 @@ class CheckedPolicy<R> {
   readonly quotas: readonly Quota[];
   readonly #rules: Rules;
   readonly #key: KeyOf<R> | string | undefined;
-  readonly #cost: number | ((request: R) => MaybePromise<number>);
+  readonly #cost: Cost<R>;
   readonly #begin: string;
   /** Whether any request has had a key. */
   #isUsed = false;
@@ -122,24 +129,46 @@ class CheckedPolicy<R> {
     return this.#rules.quotas.length;
   }
 
-  /** What a request asks for, or `cost` in place of that; undefined if it has no key. */
-  async share(request: R, whoOf: KeyOf<R>, cost = this.#cost): Promise<PolicyShare | undefined> {
-    let key = this.#key;
-    let who: string | undefined;
-    if (typeof key !== "string") {
-      const own = await (key ?? whoOf)(request);
-      key = who = keyText(own);
-      if (key === undefined) {
-        if (!this.#isUsed)
-          warnOnce(
-            `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
-          );
-        return undefined;
-      }
-      this.#isUsed = true;
+  /**
+   * What a request asks for, or `cost` in place of that; undefined if it has no key. A promise only if the functions of
+   * the application return one: each would cost the request a turn.
+   */
+  share(request: R, whoOf: KeyOf<R>, cost = this.#cost): MaybePromise<PolicyShare | undefined> {
+    const key = this.#key;
+    try {
+      if (typeof key === "string") return this.#shareOf(request, key, undefined, cost);
+      const own = (key ?? whoOf)(request);
+      if (!isPromise(own)) return this.#shareOfOwn(request, own, cost);
+      return own.then((own) => this.#shareOfOwn(request, own, cost));
+    } catch (error) {
+      // Thrown here it would leave promises of other policies, and what they reject with, to nobody.
+      return Promise.reject(error);
     }
-    const asked = units(typeof cost === "function" ? await cost(request) : cost);
-    return { key: this.#begin + key, rules: this.#rules, cost: asked, policy: this, who };
+  }
+
+  #shareOfOwn(request: R, own: Awaited<ReturnType<KeyOf<R>>>, cost: Cost<R>) {
+    const who = keyText(own);
+    if (who === undefined) {
+      if (!this.#isUsed)
+        warnOnce(
+          `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
+        );
+      return undefined;
+    }
+    this.#isUsed = true;
+    return this.#shareOf(request, who, who, cost);
+  }
+
+  #shareOf(request: R, key: string, who: string | undefined, cost: Cost<R>): MaybePromise<PolicyShare> {
+    const asked = typeof cost === "function" ? cost(request) : cost;
+    const made = (asked: number): PolicyShare => ({
+      key: this.#begin + key,
+      rules: this.#rules,
+      cost: units(asked),
+      policy: this,
+      who,
+    });
+    return isPromise(asked) ? asked.then(made) : made(asked);
   }
 }
 
@@ -213,21 +242,35 @@ export class PolicySet<R> {
    * What a request asks for, by the policies of the set, or by those that a handler chose, their name if they have none
    * of their own, and their costs; empty if it is not limited.
    */
-  async shares(
+  shares(
     request: R,
     chosen?: Policies<R>,
     name?: string,
     costs?: Costs,
-  ): Promise<readonly PolicyShare[]> {
+  ): MaybePromise<readonly PolicyShare[]> {
     const policies =
-      chosen ?? (typeof this.#policies === "function" ? await this.#policies(request) : this.#policies);
+      chosen ?? (typeof this.#policies === "function" ? this.#policies(request) : this.#policies);
+    const sharesOf = (policies: Policies<R> | undefined | null) =>
+      this.#sharesOf(request, policies, name, costs);
+    return isPromise(policies) ? policies.then(sharesOf) : sharesOf(policies);
+  }
+
+  #sharesOf(
+    request: R,
+    policies: Policies<R> | undefined | null,
+    name: string | undefined,
+    costs: Costs | undefined,
+  ): MaybePromise<readonly PolicyShare[]> {
     if (policies === undefined || policies === null) return [];
     if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
     const fixed = policies === this.#policies ? this.fixed : undefined;
     const checked = fixed ?? this.#checkedList(policies, name);
     const costOf = costsOf(checked, costs);
     const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
-    return (await Promise.all(shares)).filter((share) => share !== undefined);
+    const there = (shares: readonly (PolicyShare | undefined)[]) =>
+      shares.filter((share) => share !== undefined);
+    if (shares.some(isPromise)) return Promise.all(shares.map(async (share) => share)).then(there);
+    return there(shares as (PolicyShare | undefined)[]);
   }
 
   /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
