@@ -108,8 +108,8 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away, and
-    /// without a tokio runtime; a [`MemoryLimiter`](crate::MemoryLimiter) needs one only to wait and to renew places.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away. To
+    /// wait it needs a tokio runtime with timers, and so does a [`MemoryLimiter`](crate::MemoryLimiter) to renew places.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
         let (began, mut longest) = (Instant::now(), PAUSES.0);
