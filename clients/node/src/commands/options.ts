@@ -47,6 +47,7 @@ export const OPTIONS = {
     },
     cost: OWN,
     lease: OWN,
+    block: OWN,
     dryRun: FLAG,
   },
   memory: { maxKeys: OWN, clock: CLOCK },

@@ -25,6 +25,9 @@ export type Quotas = string | Quota | readonly (string | Quota)[];
  */
 export const MAX_LIMIT = 2 ** 53 - 48;
 
+/** The limit of the quota that a block fills. No limit of a policy is as large. */
+export const BLOCK = 2 ** 51;
+
 export const MAX_WINDOW_MS = 3650 * 86_400_000;
 
 /** Months differ, so this is a twelfth of a year: with it 120 of them are 3650 days, the most that the server takes. */

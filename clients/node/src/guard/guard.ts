@@ -4,6 +4,7 @@ import { askerOf, type Asking } from "../lines/asker.js";
 import { type ClockOption, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
+import { block, blocked } from "./block.js";
 import { Driver } from "./driver.js";
 import {
   AWAY,
@@ -214,13 +215,14 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    */
   async peek(request: R, policies?: Policies<R>): Promise<Decision> {
     const [, shares] = await this.#sharesOf(request, policies, "peek");
-    let all: readonly Verdict[][] = [];
+    let all: readonly (readonly Verdict[])[] = [];
     try {
       all = await this.#driver.peek(shares);
     } catch (error) {
       if (isMistake(error)) throw error;
       if (this.#local !== undefined) all = await this.#local.peek(shares);
     }
+    all = await Promise.all(all.map((rows, i) => blocked(shares[i] as PolicyShare, rows)));
     const rows = shares.flatMap(({ policy }, i) => (policy.dryRun ? [] : (all[i] ?? [])));
     const limited = refuses(rows);
     return decisionOf(
@@ -390,7 +392,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const error = this.#local && all.find((each) => each instanceof Error);
     if (this.#local !== undefined && error !== undefined)
       all = await this.#decideLocally(this.#local, visits, error);
-    for (const visit of visits) note(passage, visit);
+    for (const [i, visit] of visits.entries()) {
+      const answer = all[i] as Answer | Error;
+      if (!(answer instanceof Error) && answer.limited) await block(visit, answer);
+      note(passage, visit);
+    }
     if (this.isGone(request, told)) return this.#closed(passage, visits);
     for (const [i, each] of all.entries())
       if (each instanceof Error) this.#failed(each, namesOf(visits[i]?.shares ?? []));
@@ -586,7 +592,7 @@ function decisionOf(
     policies.push([name, figuresOf(verdicts)]);
     if (dryRun) continue;
     // A lease has the verdict of a single quota, which is found by its limit.
-    const whole = verdicts?.length === own.length;
+    const whole = verdicts !== undefined && verdicts.length >= own.length;
     for (const [i, item] of own.entries()) {
       items.push(item);
       rows.push(whole ? verdicts[i] : verdicts?.find(({ limit }) => limit === item.limit));

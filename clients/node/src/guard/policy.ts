@@ -5,7 +5,15 @@ import { type Item, itemsOf } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
-import { checkedQuotas, type Quota, type Quotas, whole } from "../commands/quota.js";
+import {
+  BLOCK,
+  checkedQuotas,
+  milliseconds,
+  type Quota,
+  type Quotas,
+  whole,
+  type Window,
+} from "../commands/quota.js";
 import { Recent } from "../commands/recent.js";
 import { mistakeOf, warnOnce } from "./warning.js";
 
@@ -39,6 +47,11 @@ export interface Policy<R = unknown> {
    * lease the limits of the policy must differ, and `RateLimit` shows only the tightest.
    */
   lease?: number | undefined;
+  /**
+   * How long who is refused by the quotas is refused from then on, as in `"10m"`, whatever is free meanwhile. Trying
+   * again makes it no longer. It is longer than the windows, and only for `log`, without a lease.
+   */
+  block?: Window | undefined;
   /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */
   dryRun?: boolean | undefined;
 }
@@ -55,7 +68,7 @@ export type Costs = number | Readonly<Record<string, number>>;
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
-  readonly policy: { readonly name: string; readonly items: readonly Item[]; readonly dryRun: boolean };
+  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "blockMs">;
   /** Whom the policy counts; undefined if it counts all together. */
   readonly who: string | undefined;
 }
@@ -65,6 +78,7 @@ class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
+  readonly blockMs: number | undefined;
   readonly quotas: readonly Quota[];
   readonly #rules: Rules;
   readonly #key: KeyOf<R> | string | undefined;
@@ -82,6 +96,7 @@ class CheckedPolicy<R> {
       key,
       cost = 1,
       lease = 0,
+      block,
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
     // The name of a route has a space between method and path.
@@ -89,13 +104,22 @@ class CheckedPolicy<R> {
     this.#begin = `${prefix}${name}:`;
     this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm));
     this.items = itemsOf(name, this.quotas, unit);
-    this.#rules = new Rules(algorithm, this.quotas, LEASE_MS, whole("the units of a lease", lease));
+    whole("the units of a lease", lease);
+    if (block !== undefined) this.blockMs = blockOf(block, this.quotas, algorithm, lease);
+    const all =
+      block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], algorithm);
+    this.#rules = new Rules(algorithm, all, LEASE_MS, lease);
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
     }
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
     this.dryRun = dryRun === true;
+  }
+
+  /** How many rows it asks for. */
+  get rows(): number {
+    return this.#rules.quotas.length;
   }
 
   /** What a request asks for, or `cost` in place of that; undefined if it has no key. */
@@ -117,6 +141,16 @@ class CheckedPolicy<R> {
     const asked = units(typeof cost === "function" ? await cost(request) : cost);
     return { key: this.#begin + key, rules: this.#rules, cost: asked, policy: this, who };
   }
+}
+
+/** The length of a block. Throws if a policy cannot have it. */
+function blockOf(block: Window, quotas: readonly Quota[], algorithm: Algorithm, lease: number): number {
+  if (algorithm !== "log" || lease > 0)
+    throw new TypeError("block is for the algorithm log, without a lease");
+  const ms = milliseconds(block);
+  if (quotas.some(([, window]) => milliseconds(window) >= ms))
+    throw new RangeError(`block must be longer than the windows of the policy: ${block}`);
+  return ms;
 }
 
 /** The name that begins a stored key, checked. */
@@ -213,7 +247,7 @@ export class PolicySet<R> {
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
     }
-    if (checked.reduce((sum, { quotas }) => sum + quotas.length, 0) > MAX_ROWS)
+    if (checked.reduce((sum, { rows }) => sum + rows, 0) > MAX_ROWS)
       throw new TypeError(`the policies of a request may have ${MAX_ROWS} quotas together`);
     return checked;
   }

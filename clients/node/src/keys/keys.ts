@@ -8,7 +8,7 @@ import { Command, type CommandOptions, Step } from "./command.js";
 import { Key } from "./key.js";
 import { Lease, Refusal } from "./lease.js";
 import type { Noted, Request } from "./request.js";
-import { MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
+import { blocks, MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
 
 const MAX_KEYS = 10_000;
 const LONGEST_BYTES = 256;
@@ -165,7 +165,10 @@ export class Keys {
       const ofShare = length === rows.length ? rows : rows.slice(first, first + length);
       first += length;
       request.note(index, ofShare, limited ? 0 : Math.max(share.cost, 0), at);
-      refusal = refuses(ofShare) ? new Refusal(share.cost, ofShare, nowMs, this.#rememberMs) : undefined;
+      // Who is not blocked yet is blocked next, by a longer refusal than this, which the next reply tells.
+      const isLast = !blocks(share.rules) || ofShare.at(-1)?.limited === true;
+      refusal =
+        refuses(ofShare) && isLast ? new Refusal(share.cost, ofShare, nowMs, this.#rememberMs) : undefined;
       if (share.cost !== 0) this.#remember(nowMs, share, refusal, step);
     }
     this.#answerIfWhole(nowMs, request, step);

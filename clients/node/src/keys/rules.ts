@@ -1,7 +1,7 @@
 // How keys are counted, and what a request asks of them.
 
 import type { Algorithm, Key as Name, Row, Verdict } from "../commands/commands.js";
-import { milliseconds, type Quota } from "../commands/quota.js";
+import { BLOCK, milliseconds, type Quota } from "../commands/quota.js";
 
 /** The largest cost that the commands accept. */
 export const MAX_COST = Number.MAX_SAFE_INTEGER;
@@ -39,6 +39,11 @@ export class Rules {
     if (id === undefined && ids.size < 10_000) ids.set(text, (id = `${ids.size} `));
     this.id = id ?? `${text} `;
   }
+}
+
+/** Whether the last quota is that of a block, which refuses from then on whom the others have refused. */
+export function blocks({ quotas }: Rules): boolean {
+  return quotas.at(-1)?.[0] === BLOCK;
 }
 
 /** What a request asks of one key. */

@@ -249,6 +249,10 @@ def rows_of(client: Any, keys: list[bytes], options: argparse.Namespace) -> Iter
                 for limit, window, verdict in verdicts
             ]
         for window, limit, used, reset_after in windows:
+            if limit == wire.BLOCK:
+                if used > limit:
+                    yield printable(key), info.algorithm, _length(window), "blocked", 0, _seconds(reset_after)
+                continue
             left = "-" if limit is None else max(limit - used, 0)
             yield printable(key), info.algorithm, _length(window), used, left, _seconds(reset_after)
 

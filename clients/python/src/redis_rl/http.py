@@ -68,6 +68,7 @@ class Policy:
         cost: int | Callable[[Any], int | Awaitable[int]] = 1,
         key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         lease: int = 0,
+        block: Window | None = None,
         dry_run: bool = False,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
@@ -77,7 +78,9 @@ class Policy:
         all requests share the quotas.
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
-        :class:`redis_rl.Leases`. A ``dry_run`` decides, counts and calls ``on_limited``, but refuses nothing.
+        :class:`redis_rl.Leases`. Whom the quotas refuse is refused for all of ``block``, such as ``"10m"``, whatever is
+        free meanwhile. Trying again makes it no longer. A ``dry_run`` decides, counts and calls ``on_limited``, but
+        refuses nothing.
         """
         if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
@@ -103,7 +106,17 @@ class Policy:
         if not isinstance(dry_run, bool):
             raise TypeError(f"dry_run is True or False: {dry_run!r}")
         self.lease, self.dry_run = lease, dry_run
-        self.rules = Rules.of(algorithm, self.quotas, LEASE_MS, lease)
+        self.block = None if block is None else self._checked_block(block)
+        blocks = () if block is None else ((wire.BLOCK, block),)
+        self.rules = Rules.of(algorithm, wire.checked_pairs((*self.quotas, *blocks), algorithm), LEASE_MS, lease)
+
+    def _checked_block(self, block: Window) -> timedelta:
+        if self.algorithm != "log" or self.lease:
+            raise ValueError("block is for the algorithm log, without a lease")
+        length = timedelta_of(block)
+        if length <= max(timedelta_of(window) for _, window in self.quotas):
+            raise ValueError(f"block must be longer than the windows of the policy: {block!r}")
+        return length
 
     def is_same(self, other: Policy) -> bool:
         """Whether both are one policy, so that a request which meets both takes the units of both."""

@@ -28,6 +28,8 @@ Clock: TypeAlias = Callable[[], int]
 
 MAX_COST = 2**53 - 1
 _MAX_LIMIT = 2**53 - 1
+# The limit of the quota that a block fills. No limit of a policy is as large.
+BLOCK = 2**51
 _MAX_QUOTAS = 8
 _LONGEST_WINDOW_MS = 3650 * 86_400_000
 # Months differ, so this is a twelfth of a year: with it 120 of them are 3650 days, the most that the server takes.

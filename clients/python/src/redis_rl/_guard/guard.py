@@ -36,6 +36,7 @@ from .._time import monotonic
 from ..http import Answer, Decision, Figures, Policy
 from ..memory import MemoryLimiter, check_clock, decides_here
 from .address import network
+from .block import blocked
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
@@ -435,9 +436,10 @@ class AsyncGuard:
                 for request in requests:
                     asking.give_back(request)
                 raise outcome
+        told = [await blocked(asking, each, group, is_peek) for each, group in zip(outcomes, groups, strict=True)]
         return [
             Part(asking, group, request, outcome, failed=self._undecided)
-            for group, request, outcome in zip(groups, requests, outcomes, strict=True)
+            for group, request, outcome in zip(groups, requests, told, strict=True)
         ]
 
     def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:

@@ -154,7 +154,7 @@ def check_together(policies: Sequence[Policy]) -> None:
 
 def check_number(policies: Iterable[Policy]) -> None:
     # The server's refusal would count as Redis being away.
-    if sum([len(policy.quotas) for policy in policies]) > _MAX_ROWS:
+    if sum([len(policy.rules.quotas) for policy in policies]) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
 
 

@@ -152,7 +152,10 @@ class Keys:
             of_share = tuple(rows[: len(share.rules.quotas)])
             del rows[: len(of_share)]
             request.note(index, of_share, 0 if reply.limited else max(share.cost, 0), reply.at)
-            refusal = Refusal(share.cost, of_share, now_ms, self._remember_ms) if refuses(of_share) else None
+            # Who is not blocked yet is blocked next, by a longer refusal than this, which the next reply tells.
+            is_last = not share.rules.blocks or of_share[-1].limited
+            is_told = refuses(of_share) and is_last
+            refusal = Refusal(share.cost, of_share, now_ms, self._remember_ms) if is_told else None
             if share.cost:
                 self._remember(now_ms, share, refusal, step)
         self._answer_if_whole(now_ms, request, step)

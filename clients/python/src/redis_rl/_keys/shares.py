@@ -48,6 +48,11 @@ class Rules:
         """Whether units are taken that are there only later."""
         return self.telling[0] == "WITHIN"
 
+    @property
+    def blocks(self) -> bool:
+        """Whether the last quota is that of a block: it refuses from then on whom the others have refused."""
+        return self.quotas[-1][0] == wire.BLOCK
+
 
 class Share(NamedTuple):
     """What a request asks of one key."""
