@@ -201,8 +201,7 @@ async function told(
   const onOutage: NonNullable<GuardOptions<Request>["onOutage"]> = (what, why) => {
     hooked.push(what === "begun" ? why : undefined);
   };
-  const asks = [{}, { onOutage }].map((hooks) => guarded(client, "key", { ...options, ...hooks }));
-  await act(async () => (await Promise.all(asks.map((ask) => ask())))[0] as number, lines);
+  await act(guarded(client, "key", { ...options, onOutage }), lines);
   return { lines, hooked: hooked.map((error) => error?.message) };
 }
 

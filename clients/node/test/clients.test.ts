@@ -163,6 +163,7 @@ describe("a cluster", () => {
   test("ioredis asks the right node at once, which its plain call does not", async () => {
     const cluster = new Cluster(servers.map(({ port }) => ({ host: "127.0.0.1", port })));
     open.push(() => cluster.disconnect());
+    await cluster.ping();
     const limiter = rateLimiter(cluster);
     assert.equal(await redirected((key) => everyCommand(limiter, key)), 0);
     assert.equal(await redirected((key) => severalKeys(limiter, key)), 0);

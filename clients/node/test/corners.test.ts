@@ -115,7 +115,10 @@ describe("mistakes", () => {
       }
     }
     const foreign = new Foreign() as unknown as Client;
-    assert.throws(() => new Guard(foreign, "5/m"), /a client is one of node-redis or of ioredis/);
+    assert.throws(
+      () => new Guard(foreign, "5/m"),
+      /a client is one of node-redis from 5.0 on, or of ioredis/,
+    );
     await assert.rejects(hold(foreign, "key", 1), TypeError);
   });
 

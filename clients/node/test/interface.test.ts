@@ -41,7 +41,7 @@ const DEFAULTS: Record<string, RegExp> = {
   nothing: /empty if left out/,
   log: /default is `log`/,
   off: /^Decides and counts, but refuses nothing/,
-  "the log": /If left out, both are written to the console/,
+  "the log": /The log says so all the same/,
 };
 
 function saysDefault(documentation: string, value: string): void {

@@ -129,7 +129,7 @@ class Process {
       case "error": {
         const i = this.#sent.findIndex((command) => command.words().join(" ") === spelled(to));
         const [command] = this.#sent.splice(i, 1) as [commands.Command];
-        return this.#keys.reply(at, command, command.read(event === "error" ? new Error("lost") : reply));
+        return this.#keys.reply(at, command, event === "error" ? new Error("lost") : command.read(reply));
       }
       case "settle":
         return this.#keys.settle(

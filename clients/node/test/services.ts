@@ -26,7 +26,7 @@ import { FastifyAdapter } from "@nestjs/platform-fastify";
 import express from "express";
 import Fastify, { type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
-import { routePath } from "hono/route";
+import { matchedRoutes } from "hono/route";
 import Koa from "koa";
 import { type Asking, clientAddress, Clock } from "redis-rl";
 import { Guard as ExpressGuard, type GuardOptions, type Policy } from "redis-rl/express";
@@ -203,7 +203,7 @@ const inHono: Serve = async (client, options) => {
   const guard = new FetchGuard<Context>(client, (c) => plan(c.req.path, accountOf(c)), {
     ...options,
     key: (c) => accountOf(c) || clientAddress(getConnInfo(c).remote.address),
-    route: (c) => `${c.req.method} ${routePath(c)}`,
+    route: (c) => matchedRoutes(c)[c.req.routeIndex],
   });
   const app = new Hono();
   app.use(guard.middleware);
@@ -238,7 +238,7 @@ export const inFetch: Serve = async (client, options) => {
     {
       ...options,
       key: (request) => request.headers.get("account") || clientAddress(request.headers.get("x-real-ip")),
-      route: (request) => `${request.method} ${urlOf(request).pathname}`,
+      route: (request) => ({ method: request.method, path: urlOf(request).pathname }),
     },
   );
   const search = guard.limit("2/10s");

@@ -73,9 +73,15 @@ export function after(ms: number, call: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/** Whether this is a `Clock`, perhaps one of another copy of the package: whether it can do what a clock does. */
+export function isClock(clock: unknown): clock is Clock {
+  const { now, after } = Object(clock) as Partial<Clock>;
+  return typeof now === "function" && typeof after === "function";
+}
+
 /** The same by a clock of the application; if it is a test's, once the test has moved it so far. */
 export function afterBy(clock: Clock | Now, ms: number, call: () => void): () => void {
-  if (clock instanceof Clock) return clock.after(ms, call);
+  if (isClock(clock)) return clock.after(ms, call);
   const dueMs = clock() + ms;
   const look = () => {
     const leftMs = dueMs - clock();
@@ -86,23 +92,28 @@ export function afterBy(clock: Clock | Now, ms: number, call: () => void): () =>
   return () => stop();
 }
 
+/** Whether this is an error, of whatever realm: under jest those of Node itself are none of the program's `Error`. */
+export function isError(value: unknown): value is Error {
+  return typeof (Object(value) as Partial<Error>).message === "string";
+}
+
 /** Errors that clocks threw or caused: mistakes of the program, which do not mean that Redis is away. */
 const mistakes = new WeakSet();
 
 /** Whether an error is such a mistake of the program. */
 export function isMistake(error: unknown): error is Error {
-  return error instanceof Error && mistakes.has(error);
+  return mistakes.has(Object(error) as object);
 }
 
 function mistake(thrown: unknown): Error {
-  const error = thrown instanceof Error ? thrown : new Error(`a clock has thrown ${inspect(thrown)}`);
+  const error = isError(thrown) ? thrown : new Error(`a clock has thrown ${inspect(thrown)}`);
   mistakes.add(error);
   return error;
 }
 
 /** The clock, checked: an error that it throws, or a time that the server would not take, becomes a mistake. */
 export function checkedClock(clock: Clock | Now): Now {
-  if (clock instanceof Clock) return () => clock.now();
+  if (isClock(clock)) return () => clock.now();
   if (typeof clock !== "function")
     throw new TypeError("clock is a Clock, or a function that returns Unix milliseconds");
   return () => {

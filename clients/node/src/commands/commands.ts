@@ -209,8 +209,11 @@ function windowInfo(reply: unknown): WindowInfo {
 
 /** A map in RESP3 is an object or a Map. In RESP2 it is an array of alternating keys and values. */
 function toMap(reply: unknown): Map<string, unknown> {
-  if (reply instanceof Map) return new Map([...reply].map(([name, value]) => [String(name), value]));
-  if (!Array.isArray(reply)) return new Map(Object.entries(reply as object));
+  if (!Array.isArray(reply)) {
+    const isMap = typeof (reply as Partial<Map<unknown, unknown>>).entries === "function";
+    const pairs = isMap ? [...(reply as Map<unknown, unknown>)] : Object.entries(reply as object);
+    return new Map(pairs.map(([name, value]) => [String(name), value]));
+  }
   const map = new Map<string, unknown>();
   for (let i = 0; i < reply.length; i += 2) map.set(String(reply[i]), reply[i + 1]);
   return map;
@@ -324,9 +327,13 @@ export class Commands implements RateLimiter {
   #command<Arguments extends unknown[], Reply>(description: Description<Arguments, Reply>) {
     return async (...args: Arguments): Promise<Reply> => {
       const reply = this.#send(wordsOf(description, this.#prefix, args), description.IS_READ_ONLY);
-      return description.transformReply((reply instanceof Promise ? await reply : reply) as never);
+      return description.transformReply((isPromise(reply) ? await reply : reply) as never);
     };
   }
+}
+
+function isPromise(reply: unknown): reply is PromiseLike<unknown> {
+  return typeof (reply as Partial<PromiseLike<unknown>> | null)?.then === "function";
 }
 
 /** A lone surrogate is sent as U+FFFD, but a cluster client would compute the slot from other bytes. */

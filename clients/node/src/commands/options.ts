@@ -1,7 +1,7 @@
 // Which options exist, and what value each may have.
 
 import { inspect } from "node:util";
-import { Clock } from "./clock.js";
+import { isClock } from "./clock.js";
 
 interface Check {
   readonly what: string;
@@ -15,7 +15,7 @@ const FUNCTION = typed("function", "a function");
 const KEY = typed("function", "a function of the request");
 const CLOCK: Check = {
   what: "a Clock, or a function that returns Unix milliseconds",
-  is: (value) => typeof value === "function" || value instanceof Clock,
+  is: (value) => typeof value === "function" || isClock(value),
 };
 const SIGNAL: Check = {
   what: "an AbortSignal",
@@ -24,7 +24,12 @@ const SIGNAL: Check = {
 /** An option whose value is checked where it is used. */
 const OWN: Check = { what: "", is: () => true };
 
-const asking = { timeoutMs: OWN, rememberMs: OWN, clock: CLOCK };
+const LOGGER: Check = {
+  what: "a logger with a method warn, such as console",
+  is: (value) => typeof (value as Console | null)?.warn === "function",
+};
+
+const asking = { timeoutMs: OWN, rememberMs: OWN, clock: CLOCK, logger: LOGGER };
 const waiting = { timeoutMs: OWN, signal: SIGNAL, sleep: FUNCTION };
 const holding = { ttlMs: OWN, onLate: FUNCTION, ...waiting };
 const hooks = { onLimited: FUNCTION, onOutage: FUNCTION };

@@ -1,7 +1,7 @@
 // A guard for Express, and for any other framework whose middleware takes `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { AnyGuard, type Fields } from "../guard/guard.js";
+import { AnyGuard, checkedRequest, type Fields } from "../guard/guard.js";
 import { isGone, routeName, send, setFields } from "./node-http.js";
 import type { PolicySet } from "../guard/policy.js";
 
@@ -44,7 +44,7 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
 
   /** @internal */
   protected override addressOf(request: R): string | undefined {
-    return request.ip ?? request.socket.remoteAddress;
+    return request.ip ?? checkedRequest(request, "socket" in request).socket.remoteAddress;
   }
 
   /** @internal */

@@ -11,6 +11,7 @@ import {
 } from "../guard/guard.js";
 import { textOf } from "../guard/fields.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { routeName } from "./node-http.js";
 import type { KeyOf, PolicySet } from "../guard/policy.js";
 
 export type * from "../guard/guard-types.js";
@@ -21,6 +22,13 @@ export interface Context {
   res: Response;
 }
 
+/** The declaration of a route. What clients send, such as the method of a request, never names a limit. */
+export interface Route {
+  /** `ALL` if it takes requests of any method. */
+  readonly method: string;
+  readonly path: string;
+}
+
 export type Middleware<R> = R extends Context
   ? (context: R, next: () => Promise<void>) => Promise<Response | undefined>
   : (request: R, next: () => Response | PromiseLike<Response>) => Promise<Response>;
@@ -28,8 +36,11 @@ export type Middleware<R> = R extends Context
 export interface Options<R> extends GuardOptions<R> {
   /** Whose quotas they are, for policies without a key of their own. A `Request` does not tell its client's address. */
   key: KeyOf<R>;
-  /** The method and the pattern of a route, as in `GET /search`. It names the limits of routes that have no name. */
-  route?: ((request: R) => string) | undefined;
+  /**
+   * The route as it was declared, which names its limits that have no name: in Hono,
+   * `(context) => matchedRoutes(context)[context.req.routeIndex]`.
+   */
+  route?: ((request: R) => Route | undefined) | undefined;
 }
 
 /** Limits requests, or the contexts of Hono. */
@@ -50,9 +61,12 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
       const answer = await this.decide(request, undefined, policies);
       if (!answer.allowed) return responseOf(answer);
       const response = (await next()) as Response | undefined;
-      const fields = this.standing(request);
-      if (!("res" in request)) return withFields(response as Response, fields);
-      request.res = withFields(request.res, fields);
+      const own = "res" in request ? request.res : (response as Response);
+      // The response to a refusal has fields of its own, unless the handler responds otherwise.
+      const isRefusal = this.isRefused(request) && own.headers.has("RateLimit");
+      const told = isRefusal ? own : withFields(own, this.standing(request));
+      if (!("res" in request)) return told;
+      request.res = told;
       return undefined;
     };
     return middleware as Middleware<R>;
@@ -65,7 +79,8 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
 
   /** @internal */
   protected override routeOf(request: R): string | undefined {
-    return this.#route?.(request).replace(/^HEAD /, "GET ");
+    const route = this.#route?.(request);
+    return route && routeName(route.method === "ALL" ? [] : route.method, route.path);
   }
 
   /** @internal */

@@ -2,7 +2,7 @@
 
 import { setMaxListeners } from "node:events";
 import type { Asker } from "../lines/asker.js";
-import { checkedClock, type Clock, isMistake, type Now } from "../commands/clock.js";
+import { checkedClock, type Clock, isError, isMistake, type Now } from "../commands/clock.js";
 import {
   cmd,
   type Key,
@@ -10,6 +10,7 @@ import {
   probeOf,
   rl,
   type Verdict,
+  type Verdicts,
   type Words,
   wordsOf,
 } from "../commands/commands.js";
@@ -53,7 +54,8 @@ export class Driver {
     readonly asker: Asker,
     rememberMs: number,
     clock: Clock | Now | undefined,
-    readonly onOutage: OnOutage,
+    private readonly log: OnOutage,
+    private readonly onOutage?: OnOutage,
     /** The nodes that are away, by name. */
     private readonly outages = new Map<string, Outage>(),
   ) {
@@ -64,7 +66,7 @@ export class Driver {
 
   /** A driver that remembers no refusals. Each finds away what the other does. */
   forgetful(): Driver {
-    return new Driver(this.asker, 0, this.#clock, this.onOutage, this.outages);
+    return new Driver(this.asker, 0, this.#clock, this.log, this.onOutage, this.outages);
   }
 
   #now(): number {
@@ -103,7 +105,7 @@ export class Driver {
       this.ask(request, (answer) => {
         // An abort after the caller has the answer must not give back units that the caller uses.
         forget();
-        if (answer instanceof Error) reject(answer);
+        if (isError(answer)) reject(answer);
         else resolve(answer);
       });
     });
@@ -161,7 +163,7 @@ export class Driver {
       const isFirst = request.settling === 0;
       request.told = (answer) => {
         if (!isFirst) before?.(answer);
-        if (answer instanceof Error) reject(answer);
+        if (isError(answer)) reject(answer);
         else resolve(answer);
       };
       this.#carryOut(this.#keys.settle(request, used));
@@ -202,13 +204,16 @@ export class Driver {
 
   async #send(command: Command): Promise<void> {
     this.#due++;
-    let reply: unknown;
+    let reply: Verdicts | Error;
     try {
       if (command.isTurn) await this.#lastTurnFirst(command.at as number);
       const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      reply = await this.asker.send(words).catch((error: unknown) => this.#failed(words, error as Error));
+      const said = await this.asker.send(words).catch((error: unknown) => {
+        throw this.#failed(words, error as Error);
+      });
+      reply = command.read(said);
     } catch (error) {
-      reply = error;
+      reply = error as Error;
     }
     this.#due--;
     this.#replied(command, reply);
@@ -228,10 +233,10 @@ export class Driver {
     });
   }
 
-  #replied(command: Command, reply: unknown): void {
+  #replied(command: Command, reply: Verdicts | Error): void {
     if (command.request === undefined) return;
     // Rounded up, so that the wait that is left is never reported too short.
-    this.#carryOut(this.#keys.reply(Math.ceil(this.#exact()), command, command.read(reply)));
+    this.#carryOut(this.#keys.reply(Math.ceil(this.#exact()), command, reply));
   }
 
   #nodeOf(key: Key): string {
@@ -244,7 +249,7 @@ export class Driver {
     const outage = { away: new Away(), reason: error, node, key };
     outage.away.failed(now());
     this.outages.set(node, outage);
-    this.onOutage("begun", error, node);
+    this.#tell("begun", error, node);
     return error;
   }
 
@@ -274,9 +279,9 @@ export class Driver {
     };
     const probed = (error?: Error) => {
       const isAnswered = error === undefined;
-      if (!isAnswered && isNews(this.onOutage, error, outage.reason)) {
+      if (!isAnswered && isNews(error, outage.reason)) {
         outage.reason = error;
-        this.onOutage("begun", error, outage.node);
+        this.log("begun", error, outage.node);
       }
       if (away.probed(now(), isAnswered) === "ends") this.#end(outage);
       else if (isAnswered) probeAt(away.nextProbeMs ?? 0);
@@ -291,7 +296,12 @@ export class Driver {
   #end(outage: Outage): void {
     if (this.outages.get(outage.node) !== outage) return;
     this.outages.delete(outage.node);
-    this.onOutage("ended", outage.reason, outage.node);
+    this.#tell("ended", outage.reason, outage.node);
+  }
+
+  #tell(...outage: Parameters<OnOutage>): void {
+    this.log(...outage);
+    this.onOutage?.(...outage);
   }
 }
 

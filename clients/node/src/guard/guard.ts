@@ -1,7 +1,8 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
+import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type ClockOption, isMistake } from "../commands/clock.js";
+import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { block, blocked } from "./block.js";
@@ -41,7 +42,7 @@ import {
 import { time } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";
-import { mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
+import { type Logger, mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
 export type { Decision, Fields, Figures, Problem, Reply } from "./fields.js";
 export type { Hold } from "./hold.js";
@@ -72,9 +73,11 @@ export interface GuardOptions<R> extends ClockOption {
   onLimited?: ((request: R, decision: Decision) => MaybePromise<Reply | undefined>) | undefined;
   /**
    * Called with `begun` when Redis goes away, and with `ended` when it decides again; both times with the reason, and on
-   * a cluster with the name of the node. If left out, both are written to the console.
+   * a cluster with the name of the node. The log says so all the same.
    */
   onOutage?: OnOutage | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
 }
 
 /** A place that is held for a request, or the refusal of one. */
@@ -159,7 +162,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       rememberMs = 0,
       prefix = "",
       clock,
-      onOutage = outageLog(MEANWHILE[fail]),
+      onOutage,
+      logger = console,
     } = checkedOptions("a guard", OPTIONS.guard, options);
     this.#options = options;
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
@@ -169,7 +173,13 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     time("rememberMs", rememberMs);
-    this.#driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, onOutage);
+    this.#driver = new Driver(
+      askerOf(client, timeoutMs),
+      rememberMs,
+      clock,
+      outageLog(MEANWHILE[fail], logger),
+      onOutage,
+    );
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.#places = new Places(this.#driver.forgetful());
@@ -305,7 +315,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
-    const passage = (request as Passing)[PASSAGE];
+    const passage = (checkedRequest(request) as Passing)[PASSAGE];
     if (passage === undefined) throw new Error("this request has passed no limit");
     const settling = Array.from(settlements(used, passage), async ([{ driver, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
@@ -320,7 +330,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
         if (rows !== before[index]) metOf(passage, shares[index] as PolicyShare).rows = rows;
     });
     await Promise.all(settling);
-    if (passage.response !== undefined) this.tell(passage.response as S, this.standing(request));
+    this.#tellStanding(passage);
   }
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
@@ -328,10 +338,18 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     await Promise.all([this.#driver.close(), this.#local?.close()]);
   }
 
-  /** The fields of a request that passed; none if it was refused, since the refusal has its own. @internal */
+  /** What is left of the policies that a request has met, as header fields. @internal */
   protected standing(request: R): Fields {
-    const passage = (request as Passing)[PASSAGE];
-    return passage === undefined || passage.isRefused ? {} : decisionOf(passage.met.values()).fields;
+    return decisionOf((request as Passing)[PASSAGE]?.met.values() ?? []).fields;
+  }
+
+  /** Whether the latest decision on a request does not allow it. @internal */
+  protected isRefused(request: R): boolean {
+    return (request as Passing)[PASSAGE]?.isRefused === true;
+  }
+
+  #tellStanding({ response, met }: Passage): void {
+    if (response !== undefined) this.tell(response as S, decisionOf(met.values()).fields);
   }
 
   /**
@@ -351,6 +369,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   #passageOf(request: R, response?: S): Passage {
+    checkedRequest(request);
     return ((request as Passing)[PASSAGE] ??= {
       response: response ?? this.responseOf?.(request),
       met: new Map(),
@@ -369,6 +388,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     method: string,
     cost?: Costs,
   ): Promise<[PolicySet<R>, readonly PolicyShare[]]> {
+    checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
     const name = isNamed ? undefined : this.routeOf(request);
     if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
@@ -389,7 +409,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (this.isGone(request, told)) return this.#closed(passage, []);
     const visits = this.#visit(passage, shares);
     let all = await decide(visits);
-    const error = this.#local && all.find((each) => each instanceof Error);
+    const error = this.#local && all.find((each) => isError(each));
     if (this.#local !== undefined && error !== undefined)
       all = await this.#decideLocally(this.#local, visits, error);
     for (const [i, visit] of visits.entries()) {
@@ -399,9 +419,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     }
     if (this.isGone(request, told)) return this.#closed(passage, visits);
     for (const [i, each] of all.entries())
-      if (each instanceof Error) this.#failed(each, namesOf(visits[i]?.shares ?? []));
+      if (isError(each)) this.#failed(each, namesOf(visits[i]?.shares ?? []));
     const [decided] = all as [Answer | Error];
-    const isAway = decided instanceof Error;
+    const isAway = isError(decided);
     if (isAway && this.#options.fail === "closed") return this.#closed(passage, visits);
     if (!isAway && decided.limited) giveBack(passage, visits);
     const decision = decisionOf(passage.met.values(), isAway ? PASSES : decided);
@@ -411,7 +431,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     passage.isUsed ||= !isBefore;
     if (passage.isUsed) forgetOld(passage);
     if (told !== undefined) this.tell(told, decision.fields);
-    const isTold = all.some((each) => !(each instanceof Error) && each.limited);
+    const isTold = all.some((each) => !isError(each) && each.limited);
     if (isTold) await this.#options.onLimited?.(request, decision);
     return decision;
   }
@@ -434,6 +454,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   async #refused(request: R, passage: Passage, decision: Decision): Promise<Decision> {
     passage.isRefused = true;
+    // A handler may respond otherwise, as to a batch of which one item was refused: its answer has these then.
+    this.#tellStanding(passage);
     const reply = await this.#options.onLimited?.(request, decision);
     return reply ? answered(decision, reply) : decision;
   }
@@ -445,14 +467,23 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return answered({ ...PASSES, fields: decisionOf(passage.met.values()).fields }, AWAY);
   }
 
-  /** `onOutage` has reported that Redis is away, so the console is not told again for each request. */
+  /** The log has said that Redis is away, so the console is not told again for each request. */
   #failed(error: Error, names: readonly string[]): void {
     if (isAway(error)) return;
     // Of a key the console has what the application chose, and not whose it is.
     const keys = names.map((name) => `~${this.#setting.prefix}${name}:*`).join(" ");
     const help = `: give the user ${keys} by ACL SETUSER, or the guard a prefix that the user has`;
-    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error);
+    const { logger = console } = this.#options;
+    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error, logger);
   }
+}
+
+/** The request, unless a handler has none: what is not called by HTTP is given other arguments. */
+export function checkedRequest<R extends object>(request: R, isOne = true): R {
+  if (isOne && typeof request === "object" && (request as unknown) !== null) return request;
+  throw mistakeOf(
+    `a guard decides about a request of HTTP, and not about ${inspect(request, { depth: 0 })}: in GraphQL it is in the context, as in take(context.req, policies); a message of a socket passes that of its upgrade`,
+  );
 }
 
 function namesOf(shares: readonly PolicyShare[]): string[] {

@@ -1,6 +1,7 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
 import { askerOf, type Asking } from "../lines/asker.js";
+import { isError } from "../commands/clock.js";
 import { checkedKey, type Key } from "../commands/commands.js";
 import { TIMEOUT_MS } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
@@ -290,7 +291,7 @@ class HeldPlace implements Hold {
       });
       this.#ask(rules, (answer) => {
         forget();
-        if (answer instanceof Error) reject(answer);
+        if (isError(answer)) reject(answer);
         else resolve();
       });
     });
@@ -314,7 +315,7 @@ class HeldPlace implements Hold {
   #ask(rules: Rules, told?: (answer: Answer | Error) => void): void {
     const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
-      const isTaken = !(answer instanceof Error || answer.limited);
+      const isTaken = !(isError(answer) || answer.limited);
       if (isTaken) this.happens("taken", answer.at);
       else this.happens("failed");
       if (isTaken) this.#old = request;

@@ -11,7 +11,7 @@ import {
   type Verdict,
 } from "../commands/commands.js";
 import { Driver } from "./driver.js";
-import { outageLog } from "./warning.js";
+import { type Logger, outageLog } from "./warning.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
@@ -19,8 +19,8 @@ import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
 
-/** What the log says of Redis being away where nobody else is told. */
-export const NOT_DECIDED = outageLog("requests are not decided");
+/** What the log says that follows while Redis is away, where nobody else is told. */
+export const NOT_DECIDED = "requests are not decided";
 
 export interface LeaseOptions extends ClockOption {
   /** The limits. All must allow a request, or it is counted in none. */
@@ -41,6 +41,8 @@ export interface LeaseOptions extends ClockOption {
   rememberMs?: number | undefined;
   /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
   timeoutMs?: number | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
 }
 
 /** A limiter for keys with many requests, allowed or refused. */
@@ -68,6 +70,7 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     rememberMs = 1000,
     timeoutMs = 1000,
     clock,
+    logger,
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas, checkedAlgorithm(algorithm));
   const most = whole(
@@ -75,7 +78,9 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
   const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
-  const driver = new Driver(askerOf(client, timeoutMs), time("rememberMs", rememberMs), clock, NOT_DECIDED);
+  time("rememberMs", rememberMs);
+  const log = outageLog(NOT_DECIDED, logger);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);

@@ -9,26 +9,27 @@ import { unref } from "../lines/ticks.js";
  */
 export type OnOutage = (what: "begun" | "ended", why: Error, node: string) => void;
 
-/** Reports that Redis is away, what follows and what to do about it, and that it is back. */
-export function outageLog(meanwhile: string): OnOutage {
-  const log: OnOutage = (what, why, node) => {
-    const redis = node === "" ? "Redis" : `Redis at ${node}`;
-    if (what === "ended") console.warn(`${redis} decides on rate limits again`);
-    else console.warn(`${redis} is away, ${meanwhile}: ${reasonOf(why)}`);
-  };
-  logs.add(log);
-  return log;
+/** What warnings are written to, such as `console`, or a logger of pino or winston. */
+export interface Logger {
+  warn(text: string): unknown;
 }
 
-const logs = new WeakSet<OnOutage>();
+/** Reports that Redis is away, what follows and what to do about it, and that it is back. */
+export function outageLog(meanwhile: string, logger: Logger = console): OnOutage {
+  return (what, why, node) => {
+    const redis = node === "" ? "Redis" : `Redis at ${node}`;
+    if (what === "ended") logger.warn(`${redis} decides on rate limits again`);
+    else logger.warn(`${redis} is away, ${meanwhile}: ${reasonOf(why)}`);
+  };
+}
 
 /**
- * Whether the console is to be told again why Redis is away: a person can do something about this error, and not what
- * was told before. A server that was restarted without the module, say, was first away because its connection broke.
+ * Whether the log is to say again why Redis is away: a person can do something about this error, and not what it said
+ * before. A server that was restarted without the module, say, was first away because its connection broke.
  */
-export function isNews(onOutage: OnOutage, error: Error, before: Error): boolean {
+export function isNews(error: Error, before: Error): boolean {
   const log = knownError(error)?.log;
-  return logs.has(onOutage) && log !== undefined && log !== "" && log !== knownError(before)?.log;
+  return log !== undefined && log !== "" && log !== knownError(before)?.log;
 }
 
 function reasonOf(error: Error): string {
@@ -64,16 +65,16 @@ let reason = "";
 /** Whether the last warning is less than a second old. */
 let recent = false;
 
-export function warn(error: Error): void {
+export function warn(error: Error, logger: Logger): void {
   requests++;
   reason = error.message;
-  if (!recent) tell();
+  if (!recent) tell(logger);
 }
 
-function tell(): void {
+function tell(logger: Logger): void {
   recent = requests > 0;
   if (!recent) return;
-  console.warn(`cannot ask for the rate limit: ${reason} (requests: ${requests})`);
+  logger.warn(`cannot ask for the rate limit: ${reason} (requests: ${requests})`);
   requests = 0;
-  unref(setTimeout(tell, 1000));
+  unref(setTimeout(() => tell(logger), 1000));
 }

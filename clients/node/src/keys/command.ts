@@ -90,17 +90,12 @@ export class Command {
     return words;
   }
 
-  /** Reads the reply to this command, or the error that it failed with. What cannot be read is an error too. */
-  read(reply: unknown): Verdicts | Error {
-    if (reply instanceof Error) return reply;
-    try {
-      if (!this.#isSingle) return rl.all.transformReply(reply as never);
-      const row = rl.log.transformReply(reply as never);
-      const { allowed, limited, retryAfterMs, at = 0 } = row;
-      return { allowed, limited, retryAfterMs, at, rows: [row] };
-    } catch (error) {
-      return error as Error;
-    }
+  /** Reads the reply to this command. Throws if it cannot be read. */
+  read(reply: unknown): Verdicts {
+    if (!this.#isSingle) return rl.all.transformReply(reply as never);
+    const row = rl.log.transformReply(reply as never);
+    const { allowed, limited, retryAfterMs, at = 0 } = row;
+    return { allowed, limited, retryAfterMs, at, rows: [row] };
   }
 }
 

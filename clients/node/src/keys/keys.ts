@@ -3,6 +3,7 @@
 
 import { isUtf8 } from "node:buffer";
 import type { Verdicts, Key as Name, Verdict } from "../commands/commands.js";
+import { isError } from "../commands/clock.js";
 import { Recent } from "../commands/recent.js";
 import { Command, type CommandOptions, Step } from "./command.js";
 import { Key } from "./key.js";
@@ -131,7 +132,7 @@ export class Keys {
       return step;
     }
     if (key !== undefined) key.inFlight = false;
-    if (reply instanceof Error) {
+    if (isError(reply)) {
       this.#fail(nowMs, command, request, reply, step);
     } else if (command.size > 0 && key !== undefined) {
       this.#deal(nowMs, key, command, reply.rows[0] as Verdict, step);
@@ -357,7 +358,7 @@ export class Keys {
     step: Step,
   ): void {
     request.settling--;
-    if (reply instanceof Error) {
+    if (isError(reply)) {
       request.error = reply;
     } else {
       let first = 0;

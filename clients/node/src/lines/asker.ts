@@ -1,6 +1,6 @@
 // What commands are sent through: a client of Redis, or a stand-in for one.
 
-import { after, type Clock, type ClockOption, type Now } from "../commands/clock.js";
+import { after, checkedClock, type Clock, type ClockOption, isClock, type Now } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, withClock, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -16,8 +16,11 @@ export interface Sender {
   send(words: Words): Promise<unknown>;
 }
 
+/** A limiter in memory, perhaps of another copy of the package. */
+type InMemory = Omit<MemoryLimiter, never>;
+
 /** A client of node-redis or ioredis, from which the package makes connections of its own; or a limiter in memory. */
-export type Client = RedisClient | MemoryLimiter;
+export type Client = RedisClient | InMemory;
 
 /** What commands can be sent through: a client, or a stand-in for one. */
 export type Asking = Client | Sender;
@@ -42,17 +45,22 @@ export interface Asker {
 export function askerOf(asking: Asking, timeoutMs: number): Asker {
   const ticks = new Ticks(timeoutMs);
   const alone = { prefix: "", slotOf: undefined, nodeOf: () => "", ticks, after };
-  if (asking instanceof MemoryLimiter)
+  if (isInMemory(asking))
     return {
       ...alone,
       send: (words) => asking.send(words),
-      clock: asking.now,
+      clock: checkedClock(asking.now),
       after: (ms, call) => asking.after(ms, call),
     };
   if (isSender(asking)) return { ...alone, send: async (words) => ticks.within(asking.send(words)) };
   const connections = connectionsOf(checkedClient(asking), ticks);
   const { prefix, slotOf, nodeOf, send } = connections;
   return { prefix, slotOf, nodeOf, send, ticks: connections.ticks, after };
+}
+
+function isInMemory(asking: Asking): asking is InMemory {
+  const { maxKeys, send } = Object(asking) as Partial<InMemory>;
+  return typeof maxKeys === "number" && typeof send === "function" && isClock(asking);
 }
 
 /** Other libraries' clients have a `send` too, with other arguments; but theirs is a method of a class. */
@@ -63,9 +71,12 @@ function isSender(asking: Asking): asking is Sender {
 
 /** A command that fails looks as if Redis were away, so a wrong client must fail before the first command. */
 function checkedClient(asking: RedisClient): RedisClient {
-  if (typeof asking === "object" && (asking as unknown) !== null)
-    if ("isOpen" in asking || "isCluster" in asking) return asking;
-  throw new TypeError("a client is one of node-redis or of ioredis");
+  const client = Object(asking) as Record<string, unknown>;
+  const can = (...names: string[]) => names.every((name) => typeof client[name] === "function");
+  if (typeof client.isOpen === "boolean" && can("sendCommand", "destroy")) return asking;
+  if (typeof client.isCluster === "boolean" && can("call", "duplicate", "disconnect")) return asking;
+  const why = can("sendCommand") ? ": this one is too old" : "";
+  throw new TypeError(`a client is one of node-redis from 5.0 on, or of ioredis from 5.3 on${why}`);
 }
 
 /**
@@ -79,7 +90,7 @@ export function rateLimiter(client: Asking, options: ClockOption = {}): RateLimi
 }
 
 function plain(client: Asking): RateLimiter {
-  if (client instanceof MemoryLimiter) return client;
+  if (isInMemory(client)) return client;
   if (isSender(client)) return new Commands("", (words) => client.send(words));
   const source = sourceOf(checkedClient(client));
   // The module `rl` of node-redis knows the client's prefix in every case.

@@ -3,17 +3,23 @@
 
 import { type Key, prefixed, type Words } from "../commands/commands.js";
 import { PROBE_MS } from "./away.js";
-import { isReply, knownError } from "./errors.js";
+import { isRedirection, isReply, knownError } from "./errors.js";
 import { ioredisSource } from "./ioredis-source.js";
 import { Line } from "./line.js";
 import { nodeRedisSource } from "./node-redis-source.js";
 import { slotOf } from "./slot.js";
 import type { RedisClient, Connection, Source } from "./source.js";
-import { later, now, outside, Ticks, unref } from "./ticks.js";
+import { later, now, outside, setImmediate, Ticks, unref, wallMs } from "./ticks.js";
 
 /** Milliseconds between looks at the application's client: whether it knows its cluster, whether it is closed. */
 const POLL_MS = 5;
 const CLOSED_POLL_MS = 100;
+/**
+ * After so many milliseconds without a command a connection may have been closed, and this process not know it yet: if
+ * it was frozen, as a Lambda is between requests. It knows after so many turns of the event loop.
+ */
+const QUIET_MS = PROBE_MS;
+const TURNS = 3;
 
 /** A command, and what to call with its reply. */
 interface Asked {
@@ -29,7 +35,13 @@ class Carrier {
   readonly #line = new Line();
   readonly #due = new Set<Asked>();
   #connection: Connection | undefined;
+  /** Whether it was open, and whether commands are written at once. */
   #isUp = false;
+  #writes = false;
+  /** Commands that have not been written. */
+  #unsent: Asked[] = [];
+  /** When a command was last asked, in Unix milliseconds: a clock that goes on while the machine is frozen. */
+  #askedMs = wallMs();
   #isOver = false;
 
   constructor(
@@ -52,7 +64,7 @@ class Carrier {
       this.#isUp = true;
       this.#line.up();
       if (this.#isOver) this.#connection?.destroy();
-      else for (const asked of this.#due) this.#send(asked);
+      else this.#write();
     };
     outside(() => source.open(slot, events)).then(up, events.lost);
   }
@@ -61,7 +73,24 @@ class Carrier {
     this.#due.add(asked);
     this.#line.sent();
     this.connections.ticks.begin(this);
-    if (this.#isUp) this.#send(asked);
+    const askedBeforeMs = this.#askedMs;
+    this.#askedMs = wallMs();
+    if (this.#writes && this.#askedMs - askedBeforeMs > QUIET_MS) {
+      this.#writes = false;
+      this.#writeLater(TURNS);
+    }
+    this.#unsent.push(asked);
+    if (this.#writes) this.#write();
+  }
+
+  #writeLater(turns: number): void {
+    if (turns > 0) setImmediate(() => this.#writeLater(turns - 1));
+    else if (!this.#isOver) this.#write();
+  }
+
+  #write(): void {
+    this.#writes = true;
+    for (const asked of this.#unsent.splice(0)) this.#send(asked);
   }
 
   #send(asked: Asked): void {
@@ -98,8 +127,12 @@ class Carrier {
     this.onEnd(error);
     const [first] = this.#due;
     if (first !== undefined) this.connections.lost(first.words);
+    // What was never written may be sent on a new connection.
+    const unsent = this.#isUp ? this.#unsent.splice(0) : [];
+    for (const asked of unsent) this.#due.delete(asked);
     for (const { reject } of this.#due) reject(error);
     this.#due.clear();
+    for (const asked of unsent) this.connections.ask(asked);
   }
 }
 
@@ -137,9 +170,9 @@ export class Connections {
     this.source.isCluster ? this.source.nodeOf(slotOf(stored)) : "";
 
   readonly send = (words: Words): Promise<unknown> =>
-    new Promise((resolve, reject) => this.#ask({ words, resolve, reject }));
+    new Promise((resolve, reject) => this.ask({ words, resolve, reject }));
 
-  #ask(asked: Asked): void {
+  ask(asked: Asked): void {
     const { source, ticks } = this;
     if (source.isClosed()) {
       asked.reject(closed());
@@ -149,7 +182,7 @@ export class Connections {
     const name = this.nodeOf(key);
     if (name === undefined) {
       this.#placed ??= ticks.within(this.#place(key), false).finally(() => (this.#placed = undefined));
-      this.#placed.then(() => this.#ask(asked), asked.reject);
+      this.#placed.then(() => this.ask(asked), asked.reject);
       return;
     }
     let node = this.#nodes.get(name);
@@ -172,7 +205,10 @@ export class Connections {
     while (this.#placed !== undefined && !this.source.isClosed() && this.nodeOf(key) === undefined);
   }
 
-  /** Ends all connections once the application's client is closed: these must not outlive it. */
+  /**
+   * Ends all connections once the application's client is closed: these must not outlive it. A pool of node-redis tells
+   * nobody that it was closed, nor do older clients for clusters and Sentinel, so all are looked at.
+   */
   #pollClosed(): void {
     const look = () => {
       if (!this.source.isClosed()) return;
@@ -188,12 +224,12 @@ export class Connections {
   refused(asked: Asked, error: Error): void {
     const { words, resolve, reject } = asked;
     // The cluster has moved the key. The application's client follows the redirection, and learns where keys are now.
-    if (!this.source.isCluster || !/^(MOVED|ASK|TRYAGAIN) /.test(error.message)) {
+    if (!this.source.isCluster || !isRedirection(error)) {
       reject(error);
     } else if (words.some((word) => typeof word === "string" && /^-\d/.test(word))) {
       // The application's client may send a command twice, and units must not be given back twice. So it only learns
       // the new place by a command that reads, and this one is sent again from here.
-      this.ticks.within(this.#learn(words)).then(() => this.#ask(asked), reject);
+      this.ticks.within(this.#learn(words)).then(() => this.ask(asked), reject);
     } else {
       this.ticks.within(this.source.call(words, false)).then(resolve, reject);
     }

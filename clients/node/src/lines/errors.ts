@@ -45,6 +45,11 @@ export function isReply({ message }: Error): boolean {
   return /^[A-Z][A-Z0-9_]+ /.test(message);
 }
 
+/** Whether a node of a cluster says that another one has the key. It has done nothing then. */
+export function isRedirection({ message }: Error): boolean {
+  return /^(MOVED|ASK|TRYAGAIN) /.test(message);
+}
+
 /** The entry for an error reply; undefined if it concerns only the request, or is no reply of the server. */
 export function knownError({ message }: Error): Known | undefined {
   const known = ERRORS.find(({ starts }) => message.startsWith(starts));

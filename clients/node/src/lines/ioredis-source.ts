@@ -1,8 +1,9 @@
 // Makes connections from a client of ioredis.
 
-import type { Cluster, Command, Redis } from "ioredis";
-import type { Words } from "../commands/commands.js";
-import { isReply } from "./errors.js";
+import type { Cluster, Redis } from "ioredis";
+import type { Key, Words } from "../commands/commands.js";
+import { isRedirection, isReply } from "./errors.js";
+import { slotOf } from "./slot.js";
 import type { RedisClient, Events, Source } from "./source.js";
 import { setImmediate } from "./ticks.js";
 
@@ -42,32 +43,26 @@ export function ioredisSource(client: RedisClient): Source {
       // The client may know slots before it has any node, but `openNode` needs one to copy.
       return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
-    call: callerOf(redis),
+    call: callerOf(redis, nodeOf),
   };
 }
 
 /**
- * ioredis knows which words are keys only for Redis's own commands. Here it is told, so that a cluster client asks the
- * right node at once: one key is enough, since the keys of all rows of RL.ALL are in the same slot.
+ * ioredis knows which words are keys only for Redis's own commands, and would send others to any node of a cluster. So
+ * the node that has the key is asked. If it has moved, the cluster client follows the redirection.
  */
-function callerOf(redis: Redis | Cluster): Source["call"] {
-  // The class of commands, from the client: an import would need ioredis in programs that have only node-redis.
-  let of: typeof Command | undefined;
-  const sendCommand = (command: Command) => {
-    of = command.constructor as typeof Command;
-  };
-  const options = { ...redis.options, enableAutoPipelining: false };
-  const spy = Object.create(redis, {
-    sendCommand: { value: sendCommand },
-    options: { value: options },
-  }) as Redis;
-  void spy.call("PING");
-  return ([name, ...words], readOnly) => {
-    if (of === undefined) return redis.call(name, ...words);
-    const command = new of(name, words, { readOnly, replyEncoding: "utf8" });
-    command.getKeys = () => words.slice(0, 1);
-    redis.sendCommand(command);
-    return command.promise;
+function callerOf(redis: Redis | Cluster, nodeOf: (slot: number) => string | undefined): Source["call"] {
+  return async ([name, key, ...words]) => {
+    const call = (through: Redis | Cluster) => through.call(name, key as Key, ...words);
+    const address = redis.isCluster ? nodeOf(slotOf(key as Key)) : undefined;
+    const hasIt = ({ status, options: { host, port } }: Redis) =>
+      `${host}:${port}` === address && !["reconnecting", "close", "end"].includes(status);
+    const node = address === undefined ? undefined : (redis as Cluster).nodes("master").find(hasIt);
+    if (node === undefined) return call(redis);
+    return call(node).catch((error: unknown) => {
+      if (!isRedirection(error as Error)) throw error;
+      return call(redis);
+    });
   };
 }
 

@@ -1,6 +1,7 @@
 // Makes connections from a client of node-redis.
 
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
+import { isError } from "../commands/clock.js";
 import { isReply } from "./errors.js";
 import type { Words } from "../commands/commands.js";
 import type { RedisClient, Events, Source } from "./source.js";
@@ -103,7 +104,7 @@ async function openSentinel(client: Sentinel, { made }: Events): Promise<unknown
   // When no Sentinel can be asked, only these say which and why.
   const reasons = new Set<string>();
   connection.on("error", (error: unknown) => {
-    if (error instanceof Error && !connection.isReady) reasons.add(error.message);
+    if (isError(error) && !connection.isReady) reasons.add(error.message);
   });
   const destroy = () => {
     void Promise.resolve(connection.destroy()).catch(() => undefined);

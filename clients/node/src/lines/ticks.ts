@@ -10,6 +10,7 @@ export const { setImmediate } = timers;
 const { setTimeout } = timers;
 
 export const now = performance.now.bind(performance);
+export const wallMs = Date.now;
 
 const nobody = new AsyncResource("redis-rl");
 

@@ -49,6 +49,7 @@ const [BUFFER, KEPT] = [16_384, 2 ** 20];
 /** Limits without a server: stands in for a client of Redis in tests, in development, or in a single process. */
 export class MemoryLimiter extends Commands {
   readonly #exports: Exports;
+  readonly maxKeys: number;
   /** The time by the limiter's clock, in Unix milliseconds. */
   readonly now: Now;
   readonly #clock: Clock | Now;
@@ -67,6 +68,7 @@ export class MemoryLimiter extends Commands {
     const { maxKeys = 100_000, clock } = checkedOptions("a limiter in memory", OPTIONS.memory, options);
     if (!Number.isInteger(maxKeys) || maxKeys < 1 || maxKeys >= 2 ** 31)
       throw new RangeError("maxKeys must be an integer from 1 to 2147483647");
+    this.maxKeys = maxKeys;
     this.#exports = instance();
     this.#exports.start(maxKeys, randomBytes(8).readBigInt64LE());
     // A test may replace `Date` after the limiter was made.
@@ -92,9 +94,7 @@ export class MemoryLimiter extends Commands {
     this.#isInside = false;
     this.#look();
     this.#reader.at = this.#at;
-    const reply = this.#reader.read();
-    if (reply instanceof Error) throw reply;
-    return reply;
+    return this.#reader.read();
   }
 
   #enter(): void {
@@ -175,7 +175,7 @@ class Reader {
       case DOLLAR:
         return this.#text(this.#integer());
       case MINUS:
-        return new Error(this.#line());
+        throw new Error(this.#line());
       default:
         return this.#line();
     }

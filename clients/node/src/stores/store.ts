@@ -5,6 +5,7 @@ import { checkedClock, type ClockOption, type Now } from "../commands/clock.js";
 import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
 import { NOT_DECIDED } from "../guard/leases.js";
+import { type Logger, outageLog } from "../guard/warning.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { time } from "../commands/quota.js";
 
@@ -15,6 +16,8 @@ export interface StoreOptions extends ClockOption {
   timeoutMs?: number | undefined;
   /** Milliseconds for which a refusal may be repeated without asking Redis; 0 if left out: then every request asks. */
   rememberMs?: number | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
 }
 
 /** What a store asks through: the driver decides on requests, the limiter sends any other command. */
@@ -32,8 +35,11 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
     timeoutMs = 1000,
     rememberMs = 0,
     clock,
+    logger,
   } = checkedOptions("a store", OPTIONS.store, options);
-  const driver = new Driver(askerOf(client, timeoutMs), time("rememberMs", rememberMs), clock, NOT_DECIDED);
+  time("rememberMs", rememberMs);
+  const log = outageLog(NOT_DECIDED, logger);
+  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
   return {
     prefix,
     driver,
