@@ -11,7 +11,7 @@ use crate::callgrind::CountedServer;
 use crate::report::Report;
 use crate::scripts::{Loaded, Scripts};
 use crate::server::{Server, Setup, command};
-use crate::throughput::{Benchmark, Spread};
+use crate::throughput::{Benchmark, Sending, Spread};
 use crate::workload::Workload;
 
 /// Optional tools.
@@ -30,7 +30,7 @@ impl Tools {
         let valgrind = counts().inspect_err(|error| report.skip("instructions", error)).is_ok();
         let benchmark = Benchmark::find(setup);
         if benchmark.is_none() {
-            report.skip("requests a second", "redis-benchmark is not installed");
+            report.skip("CPU time", "redis-benchmark is not installed");
         }
         let scripts = Scripts::find(report);
         if !setup.has_cell {
@@ -117,15 +117,19 @@ impl<'a> Bench<'a> {
         Ok(Bench { setup, fast, scripts, benchmark: tools.benchmark.as_ref() })
     }
 
-    /// Requests a second of a workload, and their ratio to those of another by CPU time of the server, which is
-    /// steadier on a shared machine; the two take turns. `None` if one has several commands, since redis-benchmark
-    /// sends single ones.
-    pub fn rates(&self, workload: &Workload, base: &Workload) -> Result<Option<[Spread; 2]>> {
+    /// Microseconds of the server's CPU for a request, and their ratio to those of another workload; the two take turns. `None` if
+    /// one has several commands, since redis-benchmark sends single ones.
+    pub fn micros(
+        &self,
+        workload: &Workload,
+        base: &Workload,
+        sending: Sending,
+    ) -> Result<Option<[Spread; 2]>> {
         let Some(benchmark) = self.benchmark else { return Ok(None) };
         if [workload, base].iter().any(|workload| workload.only_command().is_none()) {
             return Ok(None);
         }
         eprintln!("alternating: {}; {}", workload.name, base.name);
-        benchmark.in_turns(&self.fast, workload, base).map(Some)
+        benchmark.in_turns(&self.fast, workload, base, sending).map(Some)
     }
 }

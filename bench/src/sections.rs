@@ -12,7 +12,7 @@ use crate::memory::{bytes_a_key, bytes_of_requests};
 use crate::report::{Report, bold, grouped, two_places};
 use crate::scripts::Loaded;
 use crate::server::{Server, Setup, clock_ms, flush, pipeline, send_all};
-use crate::throughput::Spread;
+use crate::throughput::{Sending, Spread};
 use crate::workload::{Algorithm, Workload};
 
 /// Settings of a server that writes each command to a file.
@@ -203,12 +203,13 @@ pub fn cache_misses(setup: &Setup, tools: &Tools, report: &mut Report) -> Result
 const CACHE_MISSES: &str = "\
 By callgrind, which simulates a last-level cache of 2 MB. Names have 15 bytes, and every key has a time to live.";
 
-/// Requests a second.
+/// CPU time.
 pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {
     let bench = Bench::start(setup, tools)?;
-    let title = format!("Requests a second, {}", bench.fast.version()?);
-    report.table(title, ["", "a second", "ratio by CPU time (middle half)"], THROUGHPUT);
+    let title = format!("Microseconds of the server's CPU for a request, {}", bench.fast.version()?);
+    report.table(title, ["", "in pipelines", "ratio", "one by one"], THROUGHPUT);
     report.section("Commands; to the no-op module command");
+    let has_increx = Workload::increx().is_known_to(&mut bench.fast.connect()?)?;
     let commands = [Workload::no_op()]
         .into_iter()
         .chain(Algorithm::ALL.map(Workload::allowed))
@@ -217,18 +218,22 @@ pub fn throughput(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<(
             Workload::keys(3, Algorithm::FIXED),
             Workload::incr(),
         ])
+        .chain(has_increx.then(Workload::increx))
         .chain(others(setup, &bench.scripts))
         .chain(bench.scripts.three_keys());
     for workload in commands {
-        let Some([a_second, ratio]) = bench.rates(&workload, &Workload::no_op())? else { continue };
-        report.row([workload.name, grouped(a_second.median), ratio.to_string()]);
+        let measured = |sending| bench.micros(&workload, &Workload::no_op(), sending);
+        let Some([in_pipelines, ratio]) = measured(Sending::Pipelines)? else { continue };
+        let Some([one_by_one, _]) = measured(Sending::OneByOne)? else { continue };
+        let [in_pipelines, one_by_one] = [in_pipelines, one_by_one].map(|spread| two_places(spread.median));
+        report.row([workload.name, in_pipelines, ratio.to_string(), one_by_one]);
     }
     Ok(())
 }
 
 const THROUGHPUT: &str = "\
-By `redis-benchmark -P 64`, in turns with what the ratio is to: the median and, in parentheses, the middle half. CPU time
-is the server's.";
+By `redis-benchmark`, which sends 64 requests together or one at a time on each of 50 connections, in turns with what the ratio is
+to: medians and, in parentheses, the middle half.";
 
 /// Full logs, and logs whose entries expire at once.
 pub fn large_logs(setup: &Setup, tools: &Tools, report: &mut Report) -> Result<()> {

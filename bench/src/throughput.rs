@@ -1,5 +1,5 @@
-//! Throughput, measured by redis-benchmark. On a shared machine it fluctuates, so compared workloads run
-//! alternately, and each turn gives a ratio.
+//! The server's CPU time for a request, while redis-benchmark sends them. On a shared machine it fluctuates, so compared workloads
+//! run alternately, and each turn gives a ratio.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,8 +11,14 @@ use redis::Connection;
 use crate::server::{Server, Setup, info};
 use crate::workload::{KEYS, Workload};
 
-/// Requests sent before the first reply is read.
-const PIPELINE: u32 = 64;
+/// How redis-benchmark sends requests on each of its 50 connections.
+#[derive(Clone, Copy)]
+pub enum Sending {
+    /// The next 64 leave together.
+    Pipelines,
+    /// The next one leaves when the last one was answered.
+    OneByOne,
+}
 
 /// redis-benchmark, and how long to run it.
 pub struct Benchmark {
@@ -32,50 +38,47 @@ impl Benchmark {
         Some(Benchmark { program, requests: setup.size(100_000, 50_000), turns: setup.size(15, 3) })
     }
 
-    /// Runs the two in turns, each with fresh keys: requests a second of the first, and the ratio by CPU time.
-    pub fn in_turns(&self, server: &Server, workload: &Workload, base: &Workload) -> Result<[Spread; 2]> {
-        let turn = |_| Ok((self.run(server, workload)?, self.run(server, base)?));
-        let turns: Vec<(Rate, Rate)> = (0..self.turns).map(turn).collect::<Result<_>>()?;
-        let ratio = |(own, base): &(Rate, Rate)| own.a_cpu_second / base.a_cpu_second;
-        Ok([Spread::of(turns.iter().map(|(own, _)| own.a_second)), Spread::of(turns.iter().map(ratio))])
+    /// Runs the two in turns, each with fresh keys: microseconds for a request of the first, and the ratio to the second.
+    pub fn in_turns(
+        &self,
+        server: &Server,
+        workload: &Workload,
+        base: &Workload,
+        sending: Sending,
+    ) -> Result<[Spread; 2]> {
+        let turn = |_| Ok((self.micros(server, workload, sending)?, self.micros(server, base, sending)?));
+        let turns: Vec<(f64, f64)> = (0..self.turns).map(turn).collect::<Result<_>>()?;
+        let ratios = turns.iter().map(|(own, base)| own / base);
+        Ok([Spread::of(turns.iter().map(|(own, _)| *own)), Spread::of(ratios)])
     }
 
-    fn run(&self, server: &Server, workload: &Workload) -> Result<Rate> {
+    /// The server's CPU time for a request, in microseconds.
+    fn micros(&self, server: &Server, workload: &Workload, sending: Sending) -> Result<f64> {
         workload.measure(&mut server.connect()?, |connection| {
             let errors = info(connection, "total_error_replies")?;
             let before = cpu_seconds(connection)?;
+            let pipeline = match sending {
+                Sending::Pipelines => "64",
+                Sending::OneByOne => "1",
+            };
             let output = Command::new(&self.program)
                 .args(["-p", &server.port().to_string(), "-n", &self.requests.to_string()])
-                .args(["-P", &PIPELINE.to_string(), "-r", &KEYS.to_string(), "--csv"])
+                .args(["-P", pipeline, "-r", &KEYS.to_string(), "--csv"])
                 .args(workload.only_command().context("it sends single commands")?.split(' '))
                 .output()?;
             let seconds = cpu_seconds(connection)? - before;
+            ensure!(output.status.success(), "redis-benchmark: {output:?}");
             // redis-benchmark does not report errors.
             ensure!(errors == info(connection, "total_error_replies")?, "{}: errors", workload.name);
-            let csv = String::from_utf8_lossy(&output.stdout);
-            let a_second = a_second(&csv).with_context(|| format!("no rate in {output:?}"))?;
-            Ok(Rate { a_second, a_cpu_second: f64::from(self.requests) / seconds })
+            Ok(seconds * 1e6 / f64::from(self.requests))
         })
     }
-}
-
-/// Requests a second.
-struct Rate {
-    /// In elapsed time, as redis-benchmark measured it on a shared machine.
-    a_second: f64,
-    /// In CPU time of the server.
-    a_cpu_second: f64,
 }
 
 /// The CPU time that the server has used.
 fn cpu_seconds(connection: &mut Connection) -> Result<f64> {
     let mut field = |name| -> Result<f64> { Ok(info(connection, name)?.context("no CPU time")?.parse()?) };
     Ok(field("used_cpu_user")? + field("used_cpu_sys")?)
-}
-
-/// The second field in the last line of CSV.
-fn a_second(csv: &str) -> Option<f64> {
-    csv.lines().last()?.split("\",\"").nth(1)?.trim_matches('"').parse().ok()
 }
 
 /// The median of several figures, and their middle half.

@@ -37,6 +37,7 @@ function member(owner: string, name: string): ts.Symbol | undefined {
 /** How the documentation of an option says these defaults. */
 const DEFAULTS: Record<string, RegExp> = {
   "no bound": /without end if left out/,
+  "no block": /No block if left out/,
   "the client's address": /client's address if left out/,
   nothing: /empty if left out/,
   log: /default is `log`/,

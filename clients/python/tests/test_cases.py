@@ -151,7 +151,7 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     positional, options = arguments({**case, "call": "all"})
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
-    policy: Any = SimpleNamespace(items=items)
+    policy: Any = SimpleNamespace(items=items, hidden=False)
     outcome = Outcome(decision.limited, decision.retry_after, decision.at, (decision.rows,))
     told = Standing([policy], outcome).answer()
     assert told.status == case["status"]

@@ -30,6 +30,7 @@ HOMES: dict[str, list[Any]] = {
 # What a default of the table is in Python.
 DEFAULTS: dict[str, Any] = {
     "no bound": None,
+    "no block": None,
     "the client's address": None,
     "the log": None,
     "nothing": "",

@@ -32,7 +32,7 @@ NOW = 1_700_000_000_000
 
 
 def policy_of(case: Any) -> Policy:
-    options = {name: case[name] for name in ("algorithm", "cost") if name in case}
+    options = {name: case[name] for name in ("algorithm", "block", "cost") if name in case}
     if "key" in case:
         options["key"] = lambda scope: case["key"]
     return Policy(case["name"], case["quotas"], **options)

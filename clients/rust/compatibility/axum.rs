@@ -1,6 +1,7 @@
 // axum: a guard refuses the third request of two.
 //
-// with: redis-rl-client --features axum; axum@0.8; redis@1.1; tokio@1 --features full; ureq@2
+// with: redis-rl-client --features axum; axum@=0.8.0; redis@=1.1.0; tokio@=1.49.0 --features full; ureq@2
+// with: redis-rl-client --features axum; axum@0.8; redis@1; tokio@1 --features full; ureq@2
 // expect: 200 200 429
 
 use axum::{Router, routing::get};

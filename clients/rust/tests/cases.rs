@@ -137,6 +137,7 @@ struct Chosen {
     quotas: String,
     algorithm: Option<String>,
     cost: Option<i64>,
+    block: Option<String>,
     /// Missing: the network address. Null: the policy does not limit the request.
     #[serde(default, deserialize_with = "present")]
     key: Option<Option<String>>,
@@ -284,6 +285,13 @@ fn request(rows: &[Row]) -> All {
     })
 }
 
+/// The length of a window in seconds, minutes or days, also of one that is too long.
+fn window(text: &str) -> Duration {
+    let (count, unit) = text.split_at(text.len() - 1);
+    let unit = format!("1/{unit}").parse::<Quota>().expect("a unit").window;
+    unit * count.parse().expect("a number")
+}
+
 fn algorithm(name: &str) -> Algorithm {
     let named = |algorithm: &&Algorithm| format!("{algorithm:?}").to_lowercase() == name;
     *Algorithm::EVERY.iter().find(named).expect("an algorithm")
@@ -387,6 +395,9 @@ async fn a_limiter_sends_for_every_case_of_policies_the_words_of_the_table() {
                 if let Some(name) = chosen.algorithm {
                     policy = policy.algorithm(algorithm(&name));
                 }
+                if let Some(block) = chosen.block {
+                    policy = policy.block(window(&block));
+                }
                 if let Some(cost) = chosen.cost {
                     policy = policy.cost_with(move |_| cost);
                 }
@@ -437,9 +448,10 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
     for case in cases().mistakes {
         let mut errors = Vec::new();
         if let Some(policy) = &case.policy {
-            let (Some(quotas), None) = (typed_quotas(&policy["quotas"]), policy.get("algorithm")) else {
-                continue;
-            };
+            let named = policy.get("algorithm").map_or("log", |name| name.as_str().expect("a name"));
+            let known = Algorithm::EVERY.iter().find(|one| format!("{one:?}").to_lowercase() == named);
+            let (Some(quotas), Some(algorithm)) = (typed_quotas(&policy["quotas"]), known) else { continue };
+            let block = policy.get("block").map(|block| window(block.as_str().expect("text")));
             let cost = policy.get("cost").cloned().unwrap_or(json!(1));
             let Some(cost) = cost.as_i64() else { continue };
             let Some(lease) = policy.get("lease").map_or(Some(0), Json::as_u64) else {
@@ -451,7 +463,9 @@ fn every_mistake_of_the_table_is_refused_where_it_is_made() {
                     Ok(quotas) => Policy::new(name, quotas.clone()),
                     Err(text) => Policy::new(name, text),
                 };
-                Guard::new(Words::start().client(), policy?.cost(cost).lease(lease))
+                let policy = policy?.cost(cost).lease(lease).algorithm(*algorithm);
+                let policy = block.map_or(policy.clone(), |block| policy.block(block));
+                Guard::new(Words::start().client(), policy)
             };
             errors.push(refusal(&case.name, policy));
             if case.leases {

@@ -53,6 +53,7 @@ fn interface() -> Vec<&'static str> {
         Policy::algorithm(any(), Algorithm::Bucket);
         Policy::cost(any(), 2);
         Policy::lease(any(), 100);
+        Policy::block(any(), Duration::ZERO);
         Policy::dry_run(any(), true);
         Guard::take(any(), "acme", [("tokens", 300)]);
         Guard::peek(any(), "acme");
@@ -133,6 +134,7 @@ async fn defaults() -> BTreeMap<&'static str, String> {
     seen.extend([("Guard::key", "the client's address".to_owned()), ("Guard::prefix", "nothing".to_owned())]);
     seen.extend([("Policy::algorithm", "log".to_owned()), ("Policy::cost", "1".to_owned())]);
     seen.extend([("Policy::lease", "0".to_owned()), ("Guard::remember", "0".to_owned())]);
+    seen.insert("Policy::block", "no block".to_owned());
     seen.insert("Policy::dry_run", if plain.is_dry_run() { "on" } else { "off" }.to_owned());
 
     let hourly = Quota::per_hour(1_000);

@@ -1,6 +1,7 @@
 //! The package on real servers.
 
 mod acquire;
+mod block;
 mod burst;
 mod cases;
 mod connections;

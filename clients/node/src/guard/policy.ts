@@ -49,7 +49,7 @@ export interface Policy<R = unknown> {
   lease?: number | undefined;
   /**
    * How long who is refused by the quotas is refused from then on, as in `"10m"`, whatever is free meanwhile. Trying
-   * again makes it no longer. It is longer than the windows, and only for `log`, without a lease.
+   * again makes it no longer. It is longer than the windows, and only for `log`, without a lease. No block if left out.
    */
   block?: Window | undefined;
   /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */

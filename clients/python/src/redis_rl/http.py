@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ._commands import wire
-from ._commands.wire import Algorithm, Quota, Verdict, Window, check_cost, tightest, timedelta_of
+from ._commands.wire import Algorithm, Clock, Quota, Verdict, Window, check_cost, tightest, timedelta_of
 from ._keys import Outcome, Rules, without
 
 __all__ = ["Answer", "Decision", "Figures", "Policy"]
@@ -69,6 +70,7 @@ class Policy:
         key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         lease: int = 0,
         block: Window | None = None,
+        hidden: bool = False,
         dry_run: bool = False,
     ) -> None:
         """Counts ``unit``, by default requests, by ``algorithm``, by default exactly.
@@ -79,8 +81,8 @@ class Policy:
 
         ``lease`` is how many units a process may take in advance of a key that is asked for often; see
         :class:`redis_rl.Leases`. Whom the quotas refuse is refused for all of ``block``, such as ``"10m"``, whatever is
-        free meanwhile. Trying again makes it no longer. A ``dry_run`` decides, counts and calls ``on_limited``, but
-        refuses nothing.
+        free meanwhile. Trying again makes it no longer. No header field and no answer tells the figures of a ``hidden``
+        policy, except for the wait. A ``dry_run`` decides, counts and calls ``on_limited``, but refuses nothing.
         """
         if not isinstance(name, str) or not self._names.fullmatch(name):
             raise ValueError(f"the name of a policy is visible ASCII without spaces: {name!r}")
@@ -103,9 +105,10 @@ class Policy:
         if lease and len({limit for limit, _ in self.quotas}) < len(self.quotas):
             # The reply to a lease tells its quota only by the limit.
             raise ValueError(f"the limits of {name} must differ for a lease")
-        if not isinstance(dry_run, bool):
-            raise TypeError(f"dry_run is True or False: {dry_run!r}")
-        self.lease, self.dry_run = lease, dry_run
+        for option, value in (("hidden", hidden), ("dry_run", dry_run)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{option} is True or False: {value!r}")
+        self.lease, self.hidden, self.dry_run = lease, hidden, dry_run
         self.block = None if block is None else self._checked_block(block)
         blocks = () if block is None else ((wire.BLOCK, block),)
         self.rules = Rules.of(algorithm, wire.checked_pairs((*self.quotas, *blocks), algorithm), LEASE_MS, lease)
@@ -187,11 +190,21 @@ class Decision:
         return self.allowed
 
 
+class Shown(NamedTuple):
+    """Which header fields answers have."""
+
+    standard: bool = True
+    x_ratelimit: bool = False
+    on_all: bool = True
+    clock: Clock = lambda: int(time.time() * 1000)
+
+
 class Standing(NamedTuple):
     """The policies of a request and what it was told of them."""
 
     policies: Sequence[Policy]
     outcome: Outcome
+    shown: Shown = Shown()
 
     def figures(self) -> dict[str, Figures]:
         """Returns the figures of each policy of which something is known."""
@@ -207,33 +220,45 @@ class Standing(NamedTuple):
         """Returns the quotas of which a verdict is known, with it."""
         pairs: list[tuple[Item, Verdict]] = []
         for policy, rows in zip(self.policies, self.outcome.rows, strict=True):
-            items = policy.items
+            items = () if policy.hidden else policy.items
             if rows and len(rows) < len(items):
                 # A lease has told only the tightest quota, which its limit identifies.
                 items = tuple(item for item in items if item.limit == rows[0].limit)
             pairs += zip(items, rows or (), strict=False)
         return pairs
 
-    def fields(self) -> dict[str, str]:
-        """Returns the header fields: each quota, the units left of it, and the seconds until all are free."""
-        return {
-            "RateLimit-Policy": ", ".join([item.text for policy in self.policies for item in policy.items]),
-            "RateLimit": ", ".join([_left(item, row.remaining, row.reset_after) for item, row in self._pairs()]),
-        }
+    def fields(self, *, is_refusal: bool = False) -> dict[str, str]:
+        """Returns the header fields: each quota, the units left of it, and the seconds until all are free.
+
+        Of a refusal that a wait helps they are the seconds until the quota allows the request.
+        """
+        fields: dict[str, str] = {}
+        if not is_refusal and not self.shown.on_all:
+            return fields
+        waits = is_refusal and self.outcome.limited and self.outcome.retry_after is not None
+        pairs = self._pairs()
+        items = [item.text for policy in self.policies if not policy.hidden for item in policy.items]
+        if self.shown.standard and items:
+            left = [_left(item, row.remaining, row.retry_after if waits else row.reset_after) for item, row in pairs]
+            fields.update({"RateLimit-Policy": ", ".join(items), "RateLimit": ", ".join(left)})
+        if self.shown.x_ratelimit and pairs:
+            row = tightest([row for _, row in pairs])
+            free_ms = self.shown.clock() + (row.retry_after or row.reset_after) // wire.MILLISECOND
+            figures = {"Limit": row.limit, "Remaining": row.remaining, "Reset": -(-free_ms // 1000)}
+            fields.update({f"X-RateLimit-{name}": str(figure) for name, figure in figures.items()})
+        return fields
 
     def answer(self) -> Answer:
-        fields = self.fields()
+        fields = self.fields(is_refusal=self.outcome.limited)
         if not self.outcome.limited:
             return Answer(200, fields)
-        pairs = self._pairs()
         # No wait helps a request that costs more than a quota, so its client is not asked to try again.
         status = 403
         if self.outcome.retry_after is not None:
+            # The draft wants Retry-After to be no earlier than any wait here, so rows that do not refuse tell none.
             status = 429
             fields["Retry-After"] = str(_seconds(self.outcome.retry_after))
-            # The draft wants Retry-After to be no earlier than any wait here, so rows that do not refuse tell none.
-            fields["RateLimit"] = ", ".join([_left(item, row.remaining, row.retry_after) for item, row in pairs])
-        violated = [item.name for item, row in pairs if row.limited]
+        violated = [item.name for item, row in self._pairs() if row.limited]
         return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
@@ -247,11 +272,14 @@ def together(standings: Sequence[Standing]) -> Standing:
             if rows or policy.name not in newest:
                 newest[policy.name] = (policy, rows)
     rows_of_all = tuple(rows for _, rows in newest.values())
-    return Standing([policy for policy, _ in newest.values()], standings[-1].outcome._replace(rows=rows_of_all))
+    last = standings[-1]
+    return last._replace(
+        policies=[each for each, _ in newest.values()], outcome=last.outcome._replace(rows=rows_of_all)
+    )
 
 
-def fields_of(standings: Sequence[Standing]) -> Mapping[str, str]:
-    return together(standings).fields() if standings else {}
+def fields_of(standings: Sequence[Standing], *, is_refusal: bool = False) -> Mapping[str, str]:
+    return together(standings).fields(is_refusal=is_refusal) if standings else {}
 
 
 def away() -> Answer:

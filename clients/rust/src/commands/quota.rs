@@ -12,6 +12,8 @@ use super::request::Algorithm;
 
 /// The largest limit that the commands accept.
 pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
+/// The limit of the quota that a block fills. No limit of a policy is as large.
+pub(crate) const BLOCK: u64 = 1 << 51;
 /// The longest window that the commands accept: 3650 days, or 120 months.
 const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 const WEEK_MS: u64 = 7 * 86_400_000;
@@ -100,6 +102,10 @@ impl Quota {
             "a window is from 1ms to 3650d, or 120mo".to_owned()
         };
         Err(Invalid::new(format!("\"{self}\": {why}")))
+    }
+
+    pub(crate) fn is_calendar(&self) -> bool {
+        self.calendar.is_some()
     }
 
     pub(crate) fn is_months(&self) -> bool {

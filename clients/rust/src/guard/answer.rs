@@ -73,7 +73,7 @@ impl Item<'_> {
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
     let told = told.iter().filter(|told| !told.policy.is_dry_run());
     told.flat_map(|Told { policy, rows, .. }| {
-        let has_all = rows.len() == policy.quotas().len();
+        let has_all = rows.len() >= policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);
             Item { policy, quota, verdict: if has_all { rows.get(index) } else { tightest() } }

@@ -209,21 +209,31 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        let send = |command| {
-            self.0.tasks.send_modify(|tasks| *tasks += 1);
-            InFlight { asker: self.clone(), command, is_replied: false }.send()
-        };
-        let sent: Vec<_> = commands.into_iter().map(send).collect();
-        if sent.is_empty() {
-            return None;
+        // Others wait for leases, so they are not at the mercy of a handler that computes where this is called. What is left of a
+        // lease must reach the server before the next one is asked for.
+        let is_for_others = |command: &Command| command.is_for_others() || Handle::try_current().is_err();
+        let (of_leases, alone): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_for_others);
+        let mut last = None;
+        for (commands, runtime) in
+            [(of_leases, Some(own_runtime().clone())), (alone, Handle::try_current().ok())]
+        {
+            let send = |command| {
+                self.0.tasks.send_modify(|tasks| *tasks += 1);
+                InFlight { asker: self.clone(), command, is_replied: false }.send()
+            };
+            let mut sent: Vec<_> = commands.into_iter().map(send).collect();
+            if self.redis().is_memory() {
+                let mut context = Context::from_waker(Waker::noop());
+                sent.drain(..).for_each(|sent| _ = pin!(sent).poll(&mut context));
+            }
+            if let Some(runtime) = runtime.filter(|_| !sent.is_empty()) {
+                last = Some(match sent.len() {
+                    1 => runtime.spawn(sent.remove(0)),
+                    _ => runtime.spawn(async { _ = in_order(sent).await }),
+                });
+            }
         }
-        if self.redis().is_memory() {
-            let mut context = Context::from_waker(Waker::noop());
-            sent.into_iter().for_each(|sent| _ = pin!(sent).poll(&mut context));
-            return None;
-        }
-        // What is left of a lease must reach the server before the next lease is asked for.
-        Some(own_runtime().spawn(async { _ = in_order(sent).await }))
+        last
     }
 
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
@@ -256,7 +266,7 @@ impl Asker {
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
         self.nodes().ask(node).map_err(|NotAsked { why, probes }| {
             if probes {
-                own_runtime().spawn(self.clone().probe(node.clone(), command.at_no_cost()));
+                tokio::spawn(self.clone().probe(node.clone(), command.at_no_cost()));
             }
             why
         })
@@ -345,6 +355,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// What has answered it.
+    #[cfg(feature = "web")]
+    pub fn asker(&self) -> &Asker {
+        &self.asker
+    }
+
     /// Lets the request keep what it took when this is dropped.
     pub fn keep(&mut self) {
         self.is_kept = true;

@@ -13,6 +13,7 @@ use redis::{RedisError, RedisResult};
 use super::answer::Figures;
 use super::asker::{Asker, AskerSettings};
 use super::away::Outage;
+use super::block::{block, show};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::decision::Decision;
 use super::places::{Hold, Places};
@@ -355,7 +356,11 @@ impl Guard {
             .into_iter()
             .map(|asked| {
                 let answer = match &mut looked {
-                    Ok(looked) => Ok(looked_at(looked.by_ref().take(asked.len()).collect())),
+                    Ok(looked) => {
+                        let mut rows: Vec<_> = looked.by_ref().take(asked.len()).collect();
+                        asked.iter().zip(&mut rows).for_each(|(asked, rows)| show(&asked.policy, rows));
+                        Ok(looked_at(rows))
+                    }
                     Err(error) => Err(error.clone()),
                 };
                 Arc::new(Part::new(asked, None, answer))
@@ -523,7 +528,10 @@ impl Guard {
                 (held, answer) = local.take(shares(&asked)).await;
                 answer
             });
-            let answer = answer.await?;
+            let mut answer = answer.await?;
+            if let Some(answer) = answer.as_mut().ok().filter(|answer| answer.limited) {
+                block(held.asker(), &asked, answer).await;
+            }
             let error = answer.as_ref().err().cloned();
             let part = Part::new(asked, Some(held), answer);
             away = away.or(error.filter(|_| !part.is_dry_run()));

@@ -9,6 +9,8 @@ mod answer;
 mod asker;
 mod away;
 #[cfg(feature = "web")]
+mod block;
+#[cfg(feature = "web")]
 mod client;
 #[cfg(feature = "web")]
 mod decision;

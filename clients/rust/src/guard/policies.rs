@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::policy::Policy;
-use crate::commands::{Invalid, check};
+use crate::commands::Invalid;
 
 /// Rows that `RL.ALL` accepts.
 const MAX_ROWS: usize = 64;
@@ -81,17 +81,12 @@ impl Policies {
 /// Refuses policies that the server would answer by an error: that would count as Redis being away, and requests might
 /// pass. Also two policies of one name, which would share a key.
 pub(crate) fn checked(policies: &[Policy]) -> Result<(), Invalid> {
-    // Whether it takes windows of the calendar is known once it has its algorithm.
-    for policy in
-        policies.iter().filter(|policy| policy.quotas().iter().any(|quota| quota.calendar.is_some()))
-    {
-        check(policy.quotas(), policy.0.rules.algorithm)?;
-    }
+    policies.iter().try_for_each(Policy::check)?;
     let mut names = HashSet::new();
     if let Some(twice) = policies.iter().find(|policy| !names.insert(policy.name())) {
         return Err(Invalid::new(format!("two policies of a request have the name {:?}", twice.name())));
     }
-    let rows: usize = policies.iter().map(|policy| policy.quotas().len()).sum();
+    let rows: usize = policies.iter().map(|policy| policy.0.rules.quotas.len()).sum();
     if rows > MAX_ROWS {
         let why = format!("the policies of a request have {rows} quotas, and may have {MAX_ROWS}");
         return Err(Invalid::new(why));

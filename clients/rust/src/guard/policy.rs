@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 
-use crate::commands::{Algorithm, Invalid, MAX_COST, Quota, Quotas, check};
+use crate::commands::{Algorithm, BLOCK, Invalid, MAX_COST, Quota, Quotas, check};
 use crate::keys::Rules;
 
 /// The largest integer of a structured field.
@@ -31,6 +31,8 @@ pub(crate) struct Inner {
     pub unit: Option<String>,
     cost: Cost,
     pub key: Option<Key>,
+    /// The length of the last of its rules' quotas, if that is a block's.
+    pub block: Option<Duration>,
     dry_run: bool,
 }
 
@@ -87,7 +89,8 @@ impl Policy {
         }
         let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), lease: LEASE, units: 0 };
         let (name, cost) = (String::new(), Cost::Units(1));
-        let inner = Inner { name, rules: rules.into(), unit: None, cost, key: None, dry_run: false };
+        let inner =
+            Inner { name, rules: rules.into(), unit: None, cost, key: None, block: None, dry_run: false };
         Ok(Policy(inner.into()))
     }
 
@@ -162,6 +165,34 @@ impl Policy {
         self.with(|inner| Arc::make_mut(&mut inner.rules).units = units)
     }
 
+    /// Refuses whom the quotas refuse for this long from then on, whatever is free meanwhile. Trying again makes it no longer.
+    ///
+    /// It must be longer than the windows, and is only for [`Algorithm::Log`], without a lease: else no guard can be made.
+    pub fn block(self, block: Duration) -> Policy {
+        let mut quotas = self.quotas().to_vec();
+        quotas.push(Quota::new(BLOCK, block));
+        self.with(|inner| {
+            Arc::make_mut(&mut inner.rules).quotas = quotas;
+            inner.block = Some(block);
+        })
+    }
+
+    /// Refuses what depends on several of its settings.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Rules { algorithm, quotas, units, .. } = &*self.0.rules;
+        let Some(block) = self.0.block else {
+            // The others were checked when they were read.
+            return if quotas.iter().any(Quota::is_calendar) { check(quotas, *algorithm) } else { Ok(()) };
+        };
+        if *algorithm != Algorithm::Log || *units > 0 {
+            return Err(Invalid::new("block is for the algorithm log, without a lease"));
+        }
+        if self.quotas().iter().any(|quota| quota.window >= block) {
+            return Err(Invalid::new("block must be longer than the windows of the policy"));
+        }
+        check(quotas, *algorithm)
+    }
+
     /// With `true` it decides, counts and calls [`on_limited`](crate::web::Guard::on_limited), and refuses nothing.
     pub fn dry_run(self, dry_run: bool) -> Policy {
         self.with(|inner| inner.dry_run = dry_run)
@@ -176,7 +207,8 @@ impl Policy {
     /// Its quotas.
     #[must_use]
     pub fn quotas(&self) -> &[Quota] {
-        &self.0.rules.quotas
+        let all = &self.0.rules.quotas;
+        &all[..all.len() - usize::from(self.0.block.is_some())]
     }
 
     /// Whether it refuses nothing.

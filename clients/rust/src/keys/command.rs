@@ -71,6 +71,12 @@ impl Command {
         self.request.is_some()
     }
 
+    /// Whether other requests wait for what it does: it asks for a lease, or gives back.
+    #[must_use]
+    pub fn is_for_others(&self) -> bool {
+        self.in_flight.is_some() || self.request.is_none()
+    }
+
     /// Whether it settles its request.
     pub(super) fn settles(&self) -> bool {
         self.request.is_some() && (self.force || self.at.is_some())

@@ -22,7 +22,7 @@ use crate::commands::{MAX_COST, Verdict, Verdicts};
 
 use key::{Known, Lease, Refusal};
 use request::Request;
-use share::longest_wait;
+pub(crate) use share::longest_wait;
 
 pub use crate::commands::slot;
 pub use command::{Answer, Command, Step};
@@ -217,8 +217,10 @@ impl Keys {
         let mut refusal = None;
         for (place, share) in places.iter().zip(shares) {
             let of_share: Vec<Verdict> = rows.by_ref().take(share.rules.quotas.len()).collect();
-            let refuses = longest_wait(&of_share).is_some();
-            refusal = refuses.then(|| Refusal::new(share.cost, of_share.clone(), self.now, self.remember));
+            // Who is not blocked yet is blocked next, by a longer refusal than this, which the next reply tells.
+            let is_last = !share.rules.blocks() || of_share.last().is_some_and(|row| row.limited);
+            let is_told = is_last && longest_wait(&of_share).is_some();
+            refusal = is_told.then(|| Refusal::new(share.cost, of_share.clone(), self.now, self.remember));
             if let Some(request) = self.requests.get_mut(&id) {
                 let units = if reply.limited { 0 } else { share.cost.max(0) };
                 request.note(*place, of_share, units, Some(reply.at));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::commands::{Algorithm, Quota, Verdict};
+use crate::commands::{Algorithm, BLOCK, Quota, Verdict};
 
 /// How a key is counted and leased.
 #[derive(Clone, Debug)]
@@ -20,6 +20,11 @@ impl Rules {
     pub(super) fn lease(&self) -> Duration {
         let longest = self.quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
         Duration::from_millis(self.lease.min(longest).as_millis() as u64)
+    }
+
+    /// Whether the last quota is that of a block, which refuses from then on whom the others have refused.
+    pub(super) fn blocks(&self) -> bool {
+        self.quotas.last().is_some_and(|quota| quota.limit == BLOCK)
     }
 
     /// Whether no wait helps a request of this cost.
@@ -40,7 +45,7 @@ pub struct Share {
 pub type RequestId = u64;
 
 /// The longest wait of the rows that refuse. `None` if none refuses, `Some(None)` if no wait helps.
-pub(super) fn longest_wait(rows: &[Verdict]) -> Option<Option<Duration>> {
+pub(crate) fn longest_wait(rows: &[Verdict]) -> Option<Option<Duration>> {
     let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after.unwrap_or(Duration::MAX));
     waits.max().map(|wait| Some(wait).filter(|wait| *wait < Duration::MAX))
 }

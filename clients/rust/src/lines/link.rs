@@ -2,6 +2,8 @@
 
 use std::future::{Future, pending};
 use std::io;
+use std::net::UdpSocket;
+use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread;
@@ -12,16 +14,23 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult, Value,
     make_extension_error,
 };
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{self, Builder, Handle};
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
 use super::errors::{is_reply, known};
 use super::line::{Line, State, TICKS};
+use crate::commands::has_timers;
 use crate::locked;
 
-pub(crate) const ENDED: &str = "what asked Redis has panicked";
+/// How often other tasks may run before a tick is told.
+///
+/// tokio runs the task of a timer ahead of thousands that are ready, and one of the last may be about to read a reply. Before
+/// a line is late, a thread has run some 24,000 other tasks, or was idle and took tasks of busy threads.
+const LAPS: u32 = 20;
+
+pub(crate) const ENDED: &str = "the runtime that asked has ended";
 
 const MISUSED: &str = "MISUSED";
 const PANICKED: &str =
@@ -30,10 +39,13 @@ const PANICKED: &str =
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Makes a connection when it is needed, and a new one when that is over; also the table of a cluster's slots.
+///
+/// Each runtime that asks has its own: actix-web has one for each worker, and a handler that computes there for two seconds
+/// would keep the replies to the requests of all others from being read.
 pub(crate) struct Link<T> {
     timeout: Duration,
     make: Box<dyn Fn() -> BoxFuture<RedisResult<T>> + Send + Sync>,
-    life: Mutex<Option<Arc<Life<T>>>>,
+    lives: Mutex<Vec<(runtime::Id, Arc<Life<T>>)>>,
 }
 
 /// One connection, from its making to its end.
@@ -52,31 +64,36 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         F: Future<Output = RedisResult<T>> + Send + 'static,
     {
         let make = Box::new(move || -> BoxFuture<_> { Box::pin(make()) });
-        Link { timeout, make, life: Mutex::default() }
+        Link { timeout, make, lives: Mutex::default() }
     }
 
-    /// The current connection, or a new one.
+    /// The connection of this runtime, or a new one.
     fn life(&self) -> Arc<Life<T>> {
-        let mut life = locked(&self.life);
-        if let Some(life) = life.as_ref().filter(|life| !is_over(&life.stage.borrow())) {
+        let (current, own) = (Handle::try_current().ok(), own_runtime());
+        let id = current.as_ref().unwrap_or(own).id();
+        let mut lives = locked(&self.lives);
+        lives.retain(|(_, life)| !is_over(&life.stage.borrow()));
+        if let Some((_, life)) = lives.iter().find(|(of, _)| *of == id) {
             return life.clone();
         }
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
         let new = Arc::new(Life { timeout: self.timeout, stage, line });
-        own_runtime().spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
-        life.insert(new).clone()
+        let runtime = current.filter(|_| has_drivers()).unwrap_or_else(|| own.clone());
+        runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
+        lives.push((id, new.clone()));
+        new
     }
 
     /// Whether there is a connection.
     pub fn is_up(&self) -> bool {
-        locked(&self.life).as_ref().is_some_and(|life| matches!(*life.stage.borrow(), Some(Ok(_))))
+        locked(&self.lives).iter().any(|(_, life)| matches!(*life.stage.borrow(), Some(Ok(_))))
     }
 
     /// Makes the next request use a new connection, if `is_old` is true of the current one.
     pub fn forget_made(&self, is_old: impl Fn(&T) -> bool) {
         let is_old = |life: &Life<T>| matches!(&*life.stage.borrow(), Some(Ok(made)) if is_old(made));
-        locked(&self.life).take_if(|life| is_old(life));
+        locked(&self.lives).retain(|(_, life)| !is_old(life));
     }
 
     /// The reply that `send` receives on the connection, or the error with which that ends.
@@ -146,7 +163,7 @@ impl<T> Life<T> {
     }
 }
 
-/// Ends a connection when the task that keeps it is dropped, since connecting has panicked.
+/// Ends a connection when the task that keeps it is dropped: its runtime ends, or connecting has panicked.
 struct Keeper<T>(Weak<Life<T>>);
 
 impl<T> Drop for Keeper<T> {
@@ -182,8 +199,9 @@ async fn tick<T>(life: &Weak<Life<T>>, mut line: watch::Receiver<Line>) {
     while line.wait_for(Line::is_ticking).await.is_ok() {
         let Some(timeout) = life.upgrade().map(|life| life.timeout) else { return };
         sleep((timeout / TICKS).max(Duration::from_micros(1))).await;
-        // What has arrived is read before the tick counts.
-        yield_now().await;
+        for _ in 0..LAPS {
+            yield_now().await;
+        }
         if let Some(life) = life.upgrade()
             && life.happens(Line::tick) == State::Late
         {
@@ -251,10 +269,8 @@ fn given_up(error: &RedisError) -> RedisError {
     (ErrorKind::Io, "the connection is given up", error.to_string()).into()
 }
 
-/// The runtime of a thread of the package's own, which begins with the first request and sleeps while there are none.
-///
-/// On a runtime of the application, as the first of actix-web's workers has one, a handler that computes for two seconds would
-/// keep the replies to all requests from being read for as long.
+/// The runtime of a thread of the package's own, for what others wait for: leases, what goes back, and probes; and for all that is
+/// asked where there is no runtime. It begins when it is needed, and sleeps while nothing is to be done.
 pub(crate) fn own_runtime() -> &'static Handle {
     static RUNTIME: LazyLock<Handle> = LazyLock::new(|| {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime of tokio");
@@ -264,6 +280,17 @@ pub(crate) fn own_runtime() -> &'static Handle {
         handle
     });
     &RUNTIME
+}
+
+/// Whether this runtime of tokio has timers and I/O. tokio tells by a panic alone that one has none.
+fn has_drivers() -> bool {
+    let has_io = || {
+        UdpSocket::bind("127.0.0.1:0").and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            tokio::net::UdpSocket::from_std(socket)
+        })
+    };
+    has_timers() && catch_unwind(has_io).is_ok()
 }
 
 /// The error for a mistake of the program. It does not mean that Redis is away.

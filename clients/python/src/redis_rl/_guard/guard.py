@@ -33,7 +33,7 @@ from .._lines.errors import is_away, said_by, text_of
 from .._lines.loop import running
 from .._lines.own import check_connections
 from .._time import monotonic
-from ..http import Answer, Decision, Figures, Policy
+from ..http import Answer, Decision, Figures, Policy, Shown
 from ..memory import MemoryLimiter, check_clock, decides_here
 from .address import network
 from .block import blocked
@@ -65,7 +65,10 @@ OnLimited: TypeAlias = Callable[[Any, Decision], Answer | Awaitable[Answer | Non
 VISIT = "redis_rl.visit"
 # How long refusals are remembered that this process has decided itself, where nobody else can give units back.
 _LOCAL_SECONDS = 60.0
-_FIELDS = ("Retry-After", "RateLimit-Policy", "RateLimit")
+# A longer timeout was meant in milliseconds.
+_MOST_SECONDS = 60
+# What ``fields`` says: the standard's, and those of GitHub.
+_FIELDS = {"standard": (True, False), "x-ratelimit": (False, True), "both": (True, True), "none": (False, False)}
 
 _MEANWHILE = {
     "open": "requests pass meanwhile",
@@ -126,6 +129,9 @@ class AsyncGuard:
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
     process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
+    ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
+    none. ``fields_on`` is "all" answers, or "refusals".
+
     ``on_limited`` is called with the request and the :class:`Decision` of each refusal. If dry runs alone refuse, the
     decision is allowed. Else it may return the answer to send in place of 429 or 403, to which the header fields are
     added unless it names them. It, ``key`` and ``policies`` may be asynchronous. ``on_outage`` is called once when
@@ -147,12 +153,17 @@ class AsyncGuard:
         timeout: Time | None = 0.1,
         remember: Time = 0.0,
         prefix: str = "",
+        fields: Literal["standard", "x-ratelimit", "both", "none"] = "standard",
+        fields_on: Literal["all", "refusals"] = "all",
         clock: Clock | None = None,
         on_limited: OnLimited | None = None,
         on_outage: OnOutage | None = None,
     ) -> None:
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
+        if fields not in _FIELDS or fields_on not in ("all", "refusals"):
+            said = f"fields={fields!r}, fields_on={fields_on!r}"
+            raise ValueError(f"fields is standard, x-ratelimit, both or none, fields_on is all or refusals: {said}")
         check_client(client)
         if not decides_here(client):
             check_connections(client)
@@ -163,8 +174,8 @@ class AsyncGuard:
             raise TypeError(f"prefix is text: {prefix!r}")
         if timeout is not None:
             timeout = seconds_of("timeout", timeout)
-            if not timeout:
-                raise ValueError("timeout is above 0, or None: Redis cannot answer in no time")
+            if not 0 < timeout <= _MOST_SECONDS:
+                raise ValueError(f"timeout is in seconds, above 0 and at most {_MOST_SECONDS}, or None: {timeout!r}")
         remember = seconds_of("remember", remember)
         check_clock(clock)
         self._routes = Routes(self._route)
@@ -177,6 +188,9 @@ class AsyncGuard:
         self._key, self._prefix = key, prefix
         self._is_closed = fail == "closed"
         self._timeout, self._remember, self._clock = timeout, remember, clock
+        self._shown = Shown(*_FIELDS[fields], fields_on == "all")
+        if own := clock or getattr(client, "clock", None):
+            self._shown = self._shown._replace(clock=own)
         self._nodes = Nodes(_MEANWHILE[fail], on_outage)
         self._made: dict[bool, Any] = {}
         self._client = client
@@ -341,7 +355,7 @@ class AsyncGuard:
             return decision
         if not all(hasattr(own, name) for name in ("status", "fields", "body")):
             raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
-        fields = {name: decision.fields[name] for name in _FIELDS if name in decision.fields}
+        fields = {name: value for name, value in decision.fields.items() if name != "Content-Type"}
         answer = http.with_fields(fields, own)
         return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
 
@@ -439,7 +453,7 @@ class AsyncGuard:
                 raise outcome
         told = [await blocked(asking, each, group, is_peek) for each, group in zip(outcomes, groups, strict=True)]
         return [
-            Part(asking, group, request, outcome, failed=self._undecided)
+            Part(asking, group, request, outcome, shown=self._shown, failed=self._undecided)
             for group, request, outcome in zip(groups, requests, told, strict=True)
         ]
 
@@ -501,7 +515,7 @@ class AsyncGuard:
             return place
         if visit:
             visit.release()
-        fields = visit.fields() if visit and not visit.has_begun else {}
+        fields = visit.fields(is_refusal=True) if visit and not visit.has_begun else {}
         answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
         ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
         figures = visit.figures() if visit and not visit.has_begun else {}

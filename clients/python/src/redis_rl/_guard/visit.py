@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .. import http
 from .._commands.wire import Key, check_cost
 from .._keys import Outcome, Request, Share
-from ..http import Answer, Decision, Figures, Policy, Standing
+from ..http import Answer, Decision, Figures, Policy, Shown, Standing
 from .loops import InLoop
 from .policies import Cost, Limit, check_number
 from .threads import InProcess
@@ -85,15 +85,16 @@ class Part:
         request: Request,
         outcome: Outcome | Exception,
         *,
+        shown: Shown,
         failed: Callable[[Exception], object],
     ) -> None:
         """``request`` knows what was taken. ``failed`` is called with the error if settling fails."""
-        self._asking, self._failed = asking, failed
+        self._asking, self._shown, self._failed = asking, shown, failed
         self.charges, self.request = charges, request
         self.policies = [charge.policy for charge in charges]
         self.is_dry = bool(charges) and self.policies[0].dry_run
         self.error = outcome if isinstance(outcome, Exception) else None
-        self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome)
+        self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome, shown)
 
     async def settle(self, used: Mapping[int, int]) -> None:
         """Corrects what was taken to what was used, by the index of policies, unless it has gone back already."""
@@ -101,7 +102,7 @@ class Part:
             return
         outcome = await self._asking.settle(self.request, used)
         if not isinstance(outcome, Exception):
-            self.standing = Standing(self.policies, outcome)
+            self.standing = Standing(self.policies, outcome, self._shown)
         else:
             self._failed(outcome)
 
@@ -141,7 +142,7 @@ class Taken:
         if limited:
             answer = http.together([*before, *standings]).answer()
         elif is_shut:
-            answer = http.with_fields(http.fields_of(before), http.away())
+            answer = http.with_fields(http.fields_of(before, is_refusal=True), http.away())
         else:
             answer = Answer(200, http.fields_of([*before, *standings]))
         allowed = not limited and not is_shut
@@ -224,8 +225,8 @@ class Visit:
         told = {name: each for taken in self._all for name, each in taken.figures().items()}
         return {name: each._replace(limited=False) for name, each in told.items()}
 
-    def fields(self) -> Mapping[str, str]:
-        return http.fields_of(self.standings())
+    def fields(self, *, is_refusal: bool = False) -> Mapping[str, str]:
+        return http.fields_of(self.standings(), is_refusal=is_refusal)
 
     async def settle(self, used: Cost) -> Mapping[str, str]:
         """Settles the sum of what the request took, by the names of policies: the newest share gets what is left."""
