@@ -1,5 +1,5 @@
 # Litestar starts under Sentry, and refuses the third request.
-# with: litestar==2.12.0 sentry-sdk==2.10.0 redis==5.2.0 sniffio annotated-types
+# with: litestar==2.12.0 sentry-sdk==2.19.0 redis==5.2.0 sniffio annotated-types
 # with: litestar sentry-sdk redis
 # ci
 # expect: 200 200 429

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import django
 import flask
 import pytest
 import redis
@@ -395,6 +396,7 @@ def test_a_view_of_django_has_one_limit_in_all_languages_of_its_path(server: Ser
         patterns = [re_path("^shop/", include([re_path("^once", hello)])), *i18n_patterns(path("inner", hello))]
         settings.enter_context(override_settings(ROOT_URLCONF=tuple(patterns)))
         assert '"POST /^shop/once-1h";r=1;t=3600' in DjangoClient().post("/shop/once")["RateLimit"]
+        django.setup()
         told = []
         for language in ("de", "en", "fr"):
             with translation.override(language):
