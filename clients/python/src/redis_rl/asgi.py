@@ -215,8 +215,9 @@ def _mount(scope: Scope) -> str:
 
 
 def _name(scope: Scope, route: Any, mount: str) -> str | None:
-    if pattern := scope.get("path_template"):
-        return route_name(getattr(route, "http_methods", ("GET",)), pattern)
+    if (pattern := scope.get("path_template")) is not None:
+        # Older versions of Litestar leave it empty for the path /.
+        return route_name(getattr(route, "http_methods", ("GET",)), pattern or "/")
     every = _routes(scope.get("app"))
     if route is None:
         # Older versions of Starlette tell the handler alone.
@@ -337,10 +338,13 @@ class _Answering:
             await self._send_all(_messages(self._scope, self._visit.refusal))
 
     async def answer_error(self, error: Exception, receive: Receive) -> None:
-        """Answers an exception that nobody handles as Starlette does, which would leave out the header fields."""
-        app, scope = self._scope.get("app"), self._scope
-        handlers = getattr(app, "exception_handlers", None)
-        if self._visit.has_begun or not app or handlers is None or scope["type"] != "http":
+        """Answers an exception that nobody handles as Starlette does, whose own answer would lack the header fields.
+
+        Starlette writes that answer outside of all middleware. So its public class is asked here too.
+        """
+        scope: Any = self._scope
+        app = scope.get("app")
+        if self._visit.has_begun or not hasattr(app, "build_middleware_stack") or scope["type"] != "http":
             return
         handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
         if any(kind in handled for kind in type(error).__mro__):
@@ -351,7 +355,7 @@ class _Answering:
         async def fail(scope: Scope, receive: Receive, send: Send) -> None:
             raise error
 
-        handler = handlers.get(500) or handlers.get(Exception)
+        handler = app.exception_handlers.get(500) or app.exception_handlers.get(Exception)
         with suppress(type(error)):
             await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
 

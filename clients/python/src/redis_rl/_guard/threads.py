@@ -188,6 +188,8 @@ class InProcess(Asking):
             self._tell(call, self.keys.settle, self.now_ms(), request, used)
             self._carry_out(call)
         except BaseException:
+            # What the request took stays counted.
+            call.requests = ()
             self._abandon(call)
             raise
         finally:
