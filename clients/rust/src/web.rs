@@ -10,5 +10,6 @@
 #[cfg(feature = "tower")]
 pub use crate::frameworks::RateLimit;
 pub use crate::guard::{
-    Costs, Decision, Fail, Figures, Guard, Outage, Policies, Policy, Refusal, Requester, client_address,
+    Costs, Decision, Fail, Fields, FieldsOn, Figures, Guard, Outage, Policies, Policy, Refusal, Requester,
+    client_address,
 };

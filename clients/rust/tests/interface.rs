@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::http::Response;
 use axum::http::request::Parts;
-use redis_rl_client::web::{Decision, Fail, Figures, Guard, Outage, Policy};
+use redis_rl_client::web::{Decision, Fail, Fields, FieldsOn, Figures, Guard, Outage, Policy};
 use redis_rl_client::{
     Acquire, Algorithm, Clock, Leases, MemoryLimiter, Places, Quota, RlCommands, Verdicts,
 };
@@ -50,10 +50,13 @@ fn interface() -> Vec<&'static str> {
         Guard::fail(any(), Fail::Local);
         Guard::key(any(), any::<fn(&Parts) -> Option<String>>());
         Guard::prefix(any(), "app:");
+        Guard::fields(any(), Fields::Both);
+        Guard::fields_on(any(), FieldsOn::Refusals);
         Policy::algorithm(any(), Algorithm::Bucket);
         Policy::cost(any(), 2);
         Policy::lease(any(), 100);
         Policy::block(any(), Duration::ZERO);
+        Policy::hidden(any(), true);
         Policy::dry_run(any(), true);
         Guard::take(any(), "acme", [("tokens", 300)]);
         Guard::peek(any(), "acme");
@@ -134,6 +137,10 @@ async fn defaults() -> BTreeMap<&'static str, String> {
     seen.extend([("Guard::key", "the client's address".to_owned()), ("Guard::prefix", "nothing".to_owned())]);
     seen.extend([("Policy::algorithm", "log".to_owned()), ("Policy::cost", "1".to_owned())]);
     seen.extend([("Policy::lease", "0".to_owned()), ("Guard::remember", "0".to_owned())]);
+    seen.insert("Policy::hidden", "off".to_owned());
+    seen.extend([("Guard::fields", "standard".to_owned()), ("Guard::fields_on", "all".to_owned())]);
+    let decision = guard.peek(&head).await.expect("figures");
+    assert_eq!(decision.fields().len(), 2, "they are those of the standard, and on all answers");
     seen.insert("Policy::block", "no block".to_owned());
     seen.insert("Policy::dry_run", if plain.is_dry_run() { "on" } else { "off" }.to_owned());
 

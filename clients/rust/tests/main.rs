@@ -7,6 +7,7 @@ mod cases;
 mod connections;
 mod counted;
 mod decisions;
+mod fields;
 mod guard;
 mod histories;
 mod interface;

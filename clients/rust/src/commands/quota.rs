@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisWrite, ToRedisArgs};
 
-use super::request::Algorithm;
-
 /// The largest limit that the commands accept.
 pub(crate) const MAX_LIMIT: u64 = (1 << 53) - 1;
 /// The limit of the quota that a block fills. No limit of a policy is as large.
@@ -228,15 +226,16 @@ pub struct Quotas(Vec<Quota>);
 /// The most quotas of a command.
 const MAX_QUOTAS: usize = 8;
 
-/// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass.
-pub(crate) fn check(quotas: &[Quota], algorithm: Algorithm) -> Result<(), Invalid> {
+/// Refuses quotas that the server would refuse: its error would count as Redis being away, and requests might pass. Only
+/// fixed windows are those of the calendar.
+pub(crate) fn check(quotas: &[Quota], is_fixed: bool) -> Result<(), Invalid> {
     quotas.iter().try_for_each(Quota::check)?;
-    if let Some(quota) = quotas.iter().find(|quota| quota.is_months() && algorithm != Algorithm::Fixed) {
+    if let Some(quota) = quotas.iter().find(|quota| quota.is_months() && !is_fixed) {
         let why = "a window in months of the calendar needs the algorithm \"fixed\"";
         return Err(Invalid::new(format!("\"{quota}\": {why}")));
     }
     let window = |quota: &Quota| {
-        let is_calendar = quota.is_months() || algorithm == Algorithm::Fixed && quota.calendar.is_some();
+        let is_calendar = quota.is_months() || is_fixed && quota.calendar.is_some();
         (whole_ms(quota.window), is_calendar)
     };
     let windows: std::collections::HashSet<_> = quotas.iter().map(window).collect();
@@ -253,7 +252,7 @@ impl FromStr for Quotas {
     fn from_str(text: &str) -> Result<Quotas, Invalid> {
         let quotas = text.split([',', ';']).map(str::parse).collect::<Result<Vec<_>, _>>()?;
         let named = |why: Invalid| Invalid::new(format!("\"{text}\": {}", why.0));
-        check(&quotas, Algorithm::Fixed).map(|()| Quotas(quotas)).map_err(named)
+        check(&quotas, true).map(|()| Quotas(quotas)).map_err(named)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What tells of a decision: figures, and header fields.
 
 use std::fmt::Write;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -10,6 +10,33 @@ use crate::commands::{Quota, Verdict, Verdicts};
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// Which header fields answers have, besides `retry-after`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Fields {
+    /// Those of the standard: `ratelimit-policy` and `ratelimit`.
+    #[default]
+    Standard,
+    /// Those of GitHub: `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`, a Unix time in seconds.
+    XRateLimit,
+    /// Both of them.
+    Both,
+    /// None.
+    None,
+}
+
+/// Which answers have header fields.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum FieldsOn {
+    /// All that something was decided for.
+    #[default]
+    All,
+    /// Refusals alone.
+    Refusals,
+}
 
 /// The figures of a policy: of its quota that refuses with the longest wait, or else has the fewest units left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -46,6 +73,9 @@ pub(crate) struct Told {
     pub since: Instant,
     /// The units that go back, since the request is refused.
     pub back: u64,
+    pub shown: (Fields, FieldsOn),
+    /// The server's time of the decision.
+    pub at: Option<SystemTime>,
 }
 
 /// The names of the items of `ratelimit` that refuse the request.
@@ -68,10 +98,10 @@ impl Item<'_> {
     }
 }
 
-/// Each quota with its figures, if they are known, except for dry runs. A single row of a lease belongs to the quota with its
+/// Each quota with its figures, if they are known, except for what is hidden and for dry runs. A single row of a lease belongs to the quota with its
 /// limit.
 fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    let told = told.iter().filter(|told| !told.policy.is_dry_run());
+    let told = told.iter().filter(|told| told.policy.is_shown());
     told.flat_map(|Told { policy, rows, .. }| {
         let has_all = rows.len() >= policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
@@ -82,7 +112,29 @@ fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
 }
 
 /// The header fields. `t` of a quota is its wait if `is_to_wait`, else the time until its whole limit is back.
-pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
+pub(crate) fn fields_of(told: &[Told], is_refusal: bool, is_to_wait: bool) -> HeaderMap {
+    let Some(Told { shown: (fields, on), at, .. }) = told.last() else { return HeaderMap::new() };
+    if *on == FieldsOn::Refusals && !is_refusal {
+        return HeaderMap::new();
+    }
+    let mut all = HeaderMap::new();
+    if matches!(fields, Fields::Standard | Fields::Both) {
+        all.extend(standard(told, is_to_wait));
+    }
+    if matches!(fields, Fields::XRateLimit | Fields::Both)
+        && let Some(figures) = Figures::of(items(told).filter_map(|item| item.verdict.copied()).collect())
+    {
+        let now = at.unwrap_or_else(SystemTime::now).duration_since(UNIX_EPOCH).unwrap_or_default();
+        let reset = seconds(now + figures.retry_after.unwrap_or(figures.reset_after));
+        all.extend(
+            [(X_LIMIT, figures.limit), (X_REMAINING, figures.remaining), (X_RESET, reset)]
+                .map(|(name, figure)| (name, HeaderValue::from(figure))),
+        );
+    }
+    all
+}
+
+fn standard(told: &[Told], is_to_wait: bool) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let (mut all, mut left) = (String::new(), String::new());
     for item in items(told) {
         let name = structured(&item.name());
@@ -105,7 +157,7 @@ pub(crate) fn fields_of(told: &[Told], is_to_wait: bool) -> HeaderMap {
     }
     let value = |text| HeaderValue::try_from(text).expect("printable ASCII");
     let fields = [(RATELIMIT_POLICY, all), (RATELIMIT, left)].into_iter();
-    fields.filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, value(text))).collect()
+    fields.filter(|(_, text)| !text.is_empty()).map(move |(name, text)| (name, value(text)))
 }
 
 /// Whole seconds, rounded up: who waits this long has waited long enough.

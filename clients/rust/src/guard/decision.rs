@@ -97,7 +97,8 @@ impl Decision {
     /// The header fields of all policies, with `retry-after` if there is a wait. Empty if nothing was decided.
     #[must_use]
     pub fn fields(&self) -> HeaderMap {
-        let mut fields = fields_of(&self.told, self.status() == StatusCode::TOO_MANY_REQUESTS);
+        let mut fields =
+            fields_of(&self.told, self.limited(), self.status() == StatusCode::TOO_MANY_REQUESTS);
         fields.extend(self.retry_after().map(|wait| (RETRY_AFTER, seconds(wait).into())));
         fields
     }

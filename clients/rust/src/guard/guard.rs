@@ -10,7 +10,7 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::answer::Figures;
+use super::answer::{Fields, FieldsOn, Figures};
 use super::asker::{Asker, AskerSettings};
 use super::away::Outage;
 use super::block::{block, show};
@@ -57,6 +57,7 @@ struct Settings {
     key: Option<KeyOf>,
     proxies: usize,
     prefix: String,
+    shown: (Fields, FieldsOn),
     fail: Option<Fail>,
     on_limited: Option<OnLimited>,
     /// Requests that failed since the log told of one, and when it did.
@@ -234,6 +235,16 @@ impl Guard {
         self.with(|settings| settings.prefix = prefix.into())
     }
 
+    /// Which header fields answers have, besides `retry-after`.
+    pub fn fields(self, fields: Fields) -> Guard {
+        self.with(|settings| settings.shown.0 = fields)
+    }
+
+    /// Which answers have them.
+    pub fn fields_on(self, answers: FieldsOn) -> Guard {
+        self.with(|settings| settings.shown.1 = answers)
+    }
+
     /// How long Redis may be silent until it is away: see [`Redis::timeout`].
     ///
     /// # Panics
@@ -363,7 +374,7 @@ impl Guard {
                     }
                     Err(error) => Err(error.clone()),
                 };
-                Arc::new(Part::new(asked, None, answer))
+                Arc::new(Part::new(asked, None, answer, self.settings.shown))
             })
             .collect();
         Ok(decision(request, &parts))
@@ -533,7 +544,7 @@ impl Guard {
                 block(held.asker(), &asked, answer).await;
             }
             let error = answer.as_ref().err().cloned();
-            let part = Part::new(asked, Some(held), answer);
+            let part = Part::new(asked, Some(held), answer, self.settings.shown);
             away = away.or(error.filter(|_| !part.is_dry_run()));
             parts.push(Arc::new(part));
         }

@@ -33,7 +33,7 @@ impl Leases {
     /// If the server would refuse the quotas: 1 to 8 with different windows.
     pub fn new(client: impl Into<Redis>, algorithm: Algorithm, quotas: impl AsRef<[Quota]>) -> Leases {
         let quotas = quotas.as_ref();
-        if let Err(why) = check(quotas, algorithm) {
+        if let Err(why) = check(quotas, algorithm == Algorithm::Fixed) {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;

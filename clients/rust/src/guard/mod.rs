@@ -32,7 +32,7 @@ mod visit;
 
 #[cfg(feature = "web")]
 pub use self::{
-    answer::Figures,
+    answer::{Fields, FieldsOn, Figures},
     away::Outage,
     client::client_address,
     decision::Decision,

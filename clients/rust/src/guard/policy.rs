@@ -33,6 +33,7 @@ pub(crate) struct Inner {
     pub key: Option<Key>,
     /// The length of the last of its rules' quotas, if that is a block's.
     pub block: Option<Duration>,
+    hidden: bool,
     dry_run: bool,
 }
 
@@ -79,7 +80,7 @@ impl Policy {
 
     /// A policy without a name, for a route to name.
     fn unnamed(quotas: Quotas) -> Result<Policy, Invalid> {
-        check(&quotas, Algorithm::Fixed)?;
+        check(&quotas, true)?;
         if let Some(quota) = quotas.iter().find(|quota| quota.window.subsec_nanos() != 0) {
             let why = format!("\"{quota}\" is no quota of a policy: its window must be whole seconds");
             return Err(Invalid::new(why));
@@ -89,8 +90,16 @@ impl Policy {
         }
         let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), lease: LEASE, units: 0 };
         let (name, cost) = (String::new(), Cost::Units(1));
-        let inner =
-            Inner { name, rules: rules.into(), unit: None, cost, key: None, block: None, dry_run: false };
+        let inner = Inner {
+            name,
+            rules: rules.into(),
+            unit: None,
+            cost,
+            key: None,
+            block: None,
+            hidden: false,
+            dry_run: false,
+        };
         Ok(Policy(inner.into()))
     }
 
@@ -182,7 +191,11 @@ impl Policy {
         let Rules { algorithm, quotas, units, .. } = &*self.0.rules;
         let Some(block) = self.0.block else {
             // The others were checked when they were read.
-            return if quotas.iter().any(Quota::is_calendar) { check(quotas, *algorithm) } else { Ok(()) };
+            return if quotas.iter().any(Quota::is_calendar) {
+                check(quotas, *algorithm == Algorithm::Fixed)
+            } else {
+                Ok(())
+            };
         };
         if *algorithm != Algorithm::Log || *units > 0 {
             return Err(Invalid::new("block is for the algorithm log, without a lease"));
@@ -190,7 +203,12 @@ impl Policy {
         if self.quotas().iter().any(|quota| quota.window >= block) {
             return Err(Invalid::new("block must be longer than the windows of the policy"));
         }
-        check(quotas, *algorithm)
+        check(quotas, *algorithm == Algorithm::Fixed)
+    }
+
+    /// With `true` no answer tells its figures, except for the wait.
+    pub fn hidden(self, hidden: bool) -> Policy {
+        self.with(|inner| inner.hidden = hidden)
     }
 
     /// With `true` it decides, counts and calls [`on_limited`](crate::web::Guard::on_limited), and refuses nothing.
@@ -215,6 +233,11 @@ impl Policy {
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.0.dry_run
+    }
+
+    /// Whether answers tell its figures.
+    pub(crate) fn is_shown(&self) -> bool {
+        !self.0.hidden && !self.0.dry_run
     }
 
     /// The units that a request takes. `None` if they depend on a head that is not there.

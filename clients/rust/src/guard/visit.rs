@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use redis::RedisResult;
 
-use super::answer::{Told, fields_of};
+use super::answer::{Fields, FieldsOn, Told, fields_of};
 use super::asker::Held;
 use super::policy::Policy;
 use crate::commands::{Invalid, MAX_COST};
@@ -78,6 +78,8 @@ impl Asked {
 /// What one step has taken.
 pub(crate) struct Part {
     pub asked: Vec<Asked>,
+    /// Which header fields tell of it.
+    shown: (Fields, FieldsOn),
     /// The units that it took of each policy at first.
     took: Vec<i64>,
     /// The last answer, and since when it is known.
@@ -99,10 +101,15 @@ pub(crate) enum Client {
 }
 
 impl Part {
-    pub fn new(asked: Vec<Asked>, held: Option<Held>, answer: RedisResult<Answer>) -> Part {
+    pub fn new(
+        asked: Vec<Asked>,
+        held: Option<Held>,
+        answer: RedisResult<Answer>,
+        shown: (Fields, FieldsOn),
+    ) -> Part {
         let took = answer.as_ref().map_or_else(|_| vec![0; asked.len()], |answer| answer.taken.clone());
         let (answer, held) = (Mutex::new((Instant::now(), answer)), Mutex::new(held));
-        Part { asked, took, answer, held, is_over: AtomicBool::new(false) }
+        Part { asked, shown, took, answer, held, is_over: AtomicBool::new(false) }
     }
 
     pub fn is_dry_run(&self) -> bool {
@@ -267,7 +274,7 @@ impl Visit {
         if is_refused && has_fields {
             return HeaderMap::new();
         }
-        fields_of(&told(&parts, &[], false), is_refused)
+        fields_of(&told(&parts, &[], false), is_refused, is_refused)
     }
 }
 
@@ -285,7 +292,8 @@ pub(super) fn told(parts: &[Arc<Part>], before: &[Arc<Part>], all_goes_back: boo
                 rows.iter_mut().for_each(|row| row.limited = false);
             }
             let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
-            let told = Told { policy: asked.policy.clone(), rows, since, back };
+            let told =
+                Told { policy: asked.policy.clone(), rows, since, back, shown: part.shown, at: answer.at };
             match all.iter_mut().find(|known| known.policy.name() == told.policy.name()) {
                 None => all.push(told),
                 Some(known) if since < known.since => known.back += back,
