@@ -1,7 +1,7 @@
 # gunicorn's workers of each kind limit together: of 40 requests to four processes, five pass.
-# with: gunicorn flask redis gevent
-# with: gunicorn flask redis==5.2.0 gevent
-# with: gunicorn flask valkey gevent
+# with: gunicorn flask redis gevent packaging
+# with: gunicorn flask redis==5.2.0 gevent packaging
+# with: gunicorn flask valkey gevent packaging
 # language: python
 # expect: sync 5
 # expect: gthread 5

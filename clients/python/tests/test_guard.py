@@ -561,3 +561,23 @@ def test_what_was_taken_stays_counted_if_settling_is_interrupted(
         visit.end()
     used = {name: limit - raw.execute_command("RL.PEEK", f"{name}:all", limit, "1m")[2] for name, limit in LIMITS}
     assert used == {"tpm": 30, "rpm": 1}
+
+
+async def test_the_fields_after_settling_a_policy_that_was_met_twice_are_those_of_the_server(
+    server: Server, raw: redis.Redis
+) -> None:
+    tokens = Policy("tokens", "100/h", key="all", cost=20)
+    guard = guard_of(server, tokens)
+
+    async def left(fields: Any) -> int:
+        told = raw.execute_command("RL.PEEK", "tokens:all", 100, "1h")[2]
+        assert f'"tokens-1h";r={told};' in fields["RateLimit"]
+        return int(told)
+
+    visit = await guard._begin(dict(SCOPE), [])
+    await guard._take_of([guard._limit(tokens)], SCOPE, visit=visit, is_by_hand=True)
+    assert await left(visit.fields()) == 60
+    assert await left(await visit.settle({"tokens": 42})) == 58
+    assert await left(await visit.settle({"tokens": 10})) == 90
+    assert await left(await visit.settle({"tokens": 30})) == 70
+    await guard.close()
