@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use redis::Connection;
 
-use crate::callgrind::CountedServer;
+use crate::callgrind::{CountedServer, Instructions};
 use crate::report::Report;
 use crate::scripts::{Loaded, Scripts};
 use crate::server::{Server, Setup, command};
@@ -48,8 +48,8 @@ pub struct Counter<'a> {
     pub server: CountedServer,
     /// The scripts that it has loaded.
     pub scripts: Loaded,
-    /// Costs by the name of the workload.
-    costs: RefCell<HashMap<String, f64>>,
+    /// What a request costs, by the name of the workload.
+    costs: RefCell<HashMap<String, Instructions>>,
 }
 
 impl<'a> Counter<'a> {
@@ -70,7 +70,7 @@ impl<'a> Counter<'a> {
         &self,
         connection: &mut Connection,
         mut work: impl FnMut(&mut Connection) -> Result<()>,
-    ) -> Result<u64> {
+    ) -> Result<Instructions> {
         command("DEBUG PAUSE-CRON 1").exec(connection)?;
         let least = self.server.least_of_three(|| work(connection));
         command("DEBUG PAUSE-CRON 0").exec(connection)?;
@@ -79,21 +79,26 @@ impl<'a> Counter<'a> {
 
     /// Instructions of the server for a request, counted on first use.
     pub fn cost(&self, workload: &Workload) -> Result<f64> {
+        Ok(self.instructions(workload)?.all)
+    }
+
+    /// The same, and those of the module alone.
+    pub fn instructions(&self, workload: &Workload) -> Result<Instructions> {
         let known = self.costs.borrow().get(&workload.name).copied();
         known.map_or_else(|| self.count(workload), Ok)
     }
 
     /// Counts the same, perhaps again. The least so far holds.
-    pub fn count(&self, workload: &Workload) -> Result<f64> {
+    pub fn count(&self, workload: &Workload) -> Result<Instructions> {
         eprintln!("counting: {}", workload.name);
         let requests = self.setup.size(5_000, 1_000);
         let total = workload.measure(&mut self.server.connect()?, |connection| {
             self.least_of_three(connection, |connection| workload.send(connection, requests))
         })?;
-        let cost = total as f64 / requests as f64;
+        let cost = total.each(requests);
         let mut costs = self.costs.borrow_mut();
         let least = costs.entry(workload.name.clone()).or_insert(cost);
-        *least = least.min(cost);
+        *least = least.least(cost);
         Ok(*least)
     }
 }

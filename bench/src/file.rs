@@ -14,11 +14,11 @@ pub fn instructions_to_load(counter: &Counter, workload: &Workload) -> Result<f6
     let mut connection = counter.server.connect()?;
     let few = load(counter, &mut connection, workload, REQUESTS)?;
     let many = load(counter, &mut connection, workload, 3 * REQUESTS)?;
-    Ok(many.saturating_sub(few) as f64 / (2 * REQUESTS) as f64)
+    Ok((many - few).max(0.0) / (2 * REQUESTS) as f64)
 }
 
 /// The instructions to load a file with so many requests.
-fn load(counter: &Counter, connection: &mut Connection, workload: &Workload, requests: usize) -> Result<u64> {
+fn load(counter: &Counter, connection: &mut Connection, workload: &Workload, requests: usize) -> Result<f64> {
     workload.measure(connection, |connection| {
         flush(connection)?;
         command("DEBUG SET-ACTIVE-EXPIRE 0").exec(connection)?;
@@ -27,7 +27,7 @@ fn load(counter: &Counter, connection: &mut Connection, workload: &Workload, req
         let expired = info(connection, "expired_keys")?;
         workload.send(connection, requests)?;
         let load = |connection: &mut Connection| Ok(command("DEBUG LOADAOF").exec(connection)?);
-        let instructions = counter.least_of_three(connection, load)?;
+        let instructions = counter.least_of_three(connection, load)?.all;
         // Such keys are deleted in the file too.
         ensure!(info(connection, "expired_keys")? == expired, "{}: keys have expired", workload.name);
         Ok(instructions)

@@ -281,7 +281,7 @@ fn full_log(counter: &Counter, limit: usize) -> Result<f64> {
         ensure!(answers.iter().all(full), "the log of {limit} entries is not at its limit");
         Ok(())
     })?;
-    Ok(total as f64 / requests as f64)
+    Ok(total.all / requests as f64)
 }
 
 /// The most expensive call: every entry of a large log expires at once.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! version: 1 byte, 1      tag: 1 byte      then integers as in limiter::log::varint
-//! 1 fixed    for each counter: window in ms, window number, units
+//! 1 fixed    for each counter: window in ms, or 2^40 + weeks, or 2^41 + months of the calendar; window number, units
 //! 2 sliding  for each counter: window in ms, window number, units, units of the previous window
 //! 3 log      longest window in ms, time of the first entry, its units,
 //!            then for each later entry: ms since the previous one, units
@@ -24,14 +24,14 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::limiter::counters::{Counter, Counters, Method};
+use crate::limiter::counters::{ByCalendar, Counter, Counters, Method, Numbering};
 use crate::limiter::log::entry::{self, UNITS_FOLLOW};
 use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Cost, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack, Moved, Quota,
-    QuotaList, Recorded, TimeSource, UnixMs, WindowMs, digits, leading_integer,
+    Algorithm, Bucket, Calendar, Cost, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack,
+    Moved, Quota, QuotaList, Recorded, TimeSource, UnixMs, WindowMs, digits, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -82,7 +82,7 @@ impl Error for Invalid {}
 pub fn encode(limiter: &Limiter) -> Vec<u8> {
     let mut out = vec![VERSION, tag(limiter.algorithm())];
     match limiter.form() {
-        Form::Counters(counters) => encode_counters(&mut out, counters.counters()),
+        Form::Counters(counters) => encode_counters(&mut out, counters),
         Form::Short(short) => encode_log(&mut out, &short),
         Form::Large(large) => encode_log(&mut out, large),
         Form::Buckets(buckets) => buckets.iter().for_each(|bucket| encode_bucket(&mut out, &bucket)),
@@ -139,9 +139,12 @@ fn decode_counters(input: &mut Input, method: Method) -> Result<Counters, Invali
         if counters.len() == MAX_TIERS {
             return Err(Invalid::OutOfRange);
         }
-        let window = input.window()?;
+        let window = match method {
+            Method::Fixed => WindowMs::of_number(input.integer()?).ok_or(Invalid::OutOfRange)?,
+            Method::Sliding => input.window()?,
+        };
         let number = input.integer()?;
-        if number > UnixMs::MAX.window_number(window) {
+        if number > ByCalendar.number(window, UnixMs::MAX) {
             return Err(Invalid::OutOfRange);
         }
         let current = input.integer()?;
@@ -245,6 +248,7 @@ impl Input<'_> {
 /// ```text
 /// F:1700000000000/10s                 RL.FIXED counted a unit at this time, in a window of 10 seconds
 /// F:1700000000000/10s>1700000010000   the same, and from then on the key expires at that time
+/// F:1700000000000/1d/1mo              the same, in a day and in a month of the calendar
 /// L-5:1700000000000/1m/1h             RL.LOG gave back 5 units as of this time, in two windows
 /// L:1700000000000/1h/forget           RL.LOG counted a unit and forgot its oldest entry
 /// B5:1700000000000/100/1m             RL.BUCKET counted 5 units, with a limit of 100 in a window of a minute
@@ -308,6 +312,10 @@ fn put_recorded(word: &mut EffectWord, recorded: &Recorded) {
         if algorithm.counts_by_limit() {
             put_integer(word, quota.limit());
             word.push(b'/');
+        }
+        if let Some(calendar) = quota.window().calendar() {
+            put(word, calendar.word().as_bytes());
+            continue;
         }
         let window_ms = quota.window().get();
         let is_whole = |(_, unit_ms): &&(&[u8], u64)| window_ms.is_multiple_of(*unit_ms);
@@ -390,9 +398,9 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
         let quota = if algorithm.counts_by_limit() {
             let limit = read_integer(&mut word)?;
             word = word.strip_prefix(b"/")?;
-            Quota::new(limit, read_window(&mut word)?)?
+            Quota::new(limit, read_window(&mut word, algorithm)?)?
         } else {
-            Recorded::quota(read_window(&mut word)?, forgot)
+            Recorded::quota(read_window(&mut word, algorithm)?, forgot)
         };
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;
@@ -419,15 +427,23 @@ fn read_units(word: &mut &[u8]) -> Option<Cost> {
 }
 
 /// Reads a window, as [`read_units`] does, which must be written in its largest whole unit.
-fn read_window(word: &mut &[u8]) -> Option<WindowMs> {
+fn read_window(word: &mut &[u8], algorithm: Algorithm) -> Option<WindowMs> {
     let number = read_integer(word)?;
     // With constants in place of `UNITS`, which spares decoding an effect 4 % of its instructions.
     let (unit_ms, in_larger, rest) = match word {
         [b'm', b's', rest @ ..] => (1, number.is_multiple_of(1_000), rest),
+        [b'm', b'o', rest @ ..] if algorithm == Algorithm::Fixed => {
+            *word = rest;
+            return WindowMs::of_calendar(Calendar::Months(number));
+        }
         [b's', rest @ ..] => (1_000, number.is_multiple_of(60), rest),
         [b'm', rest @ ..] => (60_000, number.is_multiple_of(60), rest),
         [b'h', rest @ ..] => (3_600_000, number.is_multiple_of(24), rest),
         [b'd', rest @ ..] => (86_400_000, false, rest),
+        [b'w', rest @ ..] if algorithm == Algorithm::Fixed => {
+            *word = rest;
+            return WindowMs::of_calendar(Calendar::Weeks(number));
+        }
         _ => return None,
     };
     *word = rest;

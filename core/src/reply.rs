@@ -76,8 +76,14 @@ pub fn info(reply: &mut impl Reply, info: Option<Info>) {
     reply.text("windows");
     reply.array(windows.len());
     for usage in windows {
-        reply.map(3 + usize::from(usage.limit.is_some()) + if usage.counts.is_some() { 2 } else { 0 });
-        field(reply, "window_ms", usage.window.get());
+        let calendar = usage.window.calendar();
+        let more = usize::from(calendar.is_some()) + usize::from(usage.limit.is_some());
+        reply.map(3 + more + if usage.counts.is_some() { 2 } else { 0 });
+        field(reply, "window_ms", usage.window_ms);
+        if let Some(calendar) = calendar {
+            reply.text("calendar");
+            reply.text(&calendar.word());
+        }
         if let Some(limit) = usage.limit {
             field(reply, "limit", limit);
         }

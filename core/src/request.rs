@@ -6,7 +6,7 @@ use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
 use crate::limiter::{
-    Algorithm, Cost, MAX_TIERS, Mismatch, Mode, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
+    Algorithm, Calendar, Cost, MAX_TIERS, Mismatch, Mode, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -30,8 +30,9 @@ impl Refusal {
     pub const EFFECT: Refusal = Refusal::Text(c"ERR effect is not valid");
     const LIMIT: Refusal = Refusal::Text(c"ERR limit must be an integer from 0 to 9007199254740991");
     const WINDOW: Refusal = Refusal::Text(
-        c"ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
+        c"ERR window must be a positive integer with a unit of ms, s, m, h, d or w, or none for seconds, from 1ms to 3650d; in RL.FIXED also 1mo to 120mo",
     );
+    const MONTHS: Refusal = Refusal::Text(c"ERR window in months is only for RL.FIXED");
     const SAME_WINDOW: Refusal = Refusal::Text(c"ERR window must be different in each limit window pair");
     const PAIRS: Refusal = Refusal::Text(c"ERR limit window pairs must be from 1 to 8");
     const COST: Refusal =
@@ -54,7 +55,7 @@ impl Refusal {
     const PARTIAL: Refusal =
         Refusal::Text(c"ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only");
     const WITHIN: Refusal = Refusal::Text(
-        c"ERR WITHIN must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d",
+        c"ERR WITHIN must be a positive integer with a unit of ms, s, m, h, d or w, or none for seconds, from 1ms to 3650d",
     );
     const WITHIN_AND_OTHERS: Refusal =
         Refusal::Text(c"ERR WITHIN and FORCE or PARTIAL options at the same time are not compatible");
@@ -80,6 +81,8 @@ impl From<Mismatch> for Refusal {
                 Algorithm::Bucket => c"WRONGTYPE key is counted by RL.BUCKET",
             }),
             Mismatch::TooManyWindows => Refusal::LIVE_WINDOWS,
+            Mismatch::Months => Refusal::MONTHS,
+            Mismatch::SameWindow => Refusal::SAME_WINDOW,
         }
     }
 }
@@ -155,7 +158,7 @@ impl Options {
                     return Err(Refusal::WITHIN_OF_BUCKET);
                 }
                 let value = words.next().ok_or(Refusal::SYNTAX)?;
-                parsed.set_mode(Mode::Within(parse_window(value).ok_or(Refusal::WITHIN)?))?;
+                parsed.set_mode(Mode::Within(parse_duration(value).ok_or(Refusal::WITHIN)?))?;
             } else {
                 return Err(Refusal::SYNTAX);
             }
@@ -197,6 +200,7 @@ impl Arguments {
     pub fn parse<W: AsRef<[u8]>>(mut words: &[W], verb: Verb) -> Result<Self, Refusal> {
         let mut parsed =
             Arguments { quotas: QuotaList::new(), cost: Cost::ONE, mode: Mode::AllOrNothing, at: None };
+        let algorithm = if let Verb::Take(algorithm) = verb { Some(algorithm) } else { None };
         while let [limit, rest @ ..] = words {
             let limit = limit.as_ref();
             // After the first pair, only what looks like a number is a limit: a misspelt option is a syntax error.
@@ -206,7 +210,7 @@ impl Arguments {
             let Some(window) = rest.first() else {
                 return Err(parse_safe_integer(limit).map_or(Refusal::LIMIT, |_| Refusal::Arity));
             };
-            add_tier(&mut parsed.quotas, parse_quota(limit, window.as_ref())?)?;
+            add_tier(&mut parsed.quotas, parse_quota(limit, window.as_ref(), algorithm)?)?;
             words = &rest[1..];
         }
         if parsed.quotas.is_empty() {
@@ -244,7 +248,7 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     for words in row_words.chunks_exact(ROW_WORDS) {
         let [name, algorithm, limit, window, cost] = words else { return Err(Refusal::Arity) };
         let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
-        let quota = parse_quota(limit.as_ref(), window.as_ref())?;
+        let quota = parse_quota(limit.as_ref(), window.as_ref(), Some(algorithm))?;
         let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
         let first = rows.add(*name, Row::new(algorithm, quota, cost));
         let last = rows.len() - 1;
@@ -316,15 +320,25 @@ fn looks_like_a_number(arg: &[u8]) -> bool {
     arg.first().is_some_and(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'+' | b'.'))
 }
 
-/// Parses `limit window`.
+/// Parses `limit window`, of a window with a length; `None` if they are not valid, or name a window of the calendar.
+#[inline(always)]
+pub fn parse_plain_quota(limit: &[u8], window: &[u8]) -> Option<Quota> {
+    let (limit, window) = (parse_safe_integer(limit)?, parse_length(window)?);
+    Quota::new(limit, window)
+}
+
+/// Parses `limit window` of this algorithm; of that of a key that RL.PEEK will open, without one.
 ///
 /// # Errors
 ///
 /// That of the limit or of the window, the limit first.
 #[inline(always)]
-pub fn parse_quota(limit: &[u8], window: &[u8]) -> Result<Quota, Refusal> {
+fn parse_quota(limit: &[u8], window: &[u8], algorithm: Option<Algorithm>) -> Result<Quota, Refusal> {
     let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;
-    let window = parse_window(window).ok_or(Refusal::WINDOW)?;
+    let window = match parse_length(window) {
+        Some(window) => window,
+        None => parse_calendar(window, algorithm)?,
+    };
     Quota::new(limit, window).ok_or(Refusal::LIMIT)
 }
 
@@ -338,8 +352,9 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 
+/// A window in milliseconds, seconds, minutes, hours or days.
 #[inline(always)]
-fn parse_window(arg: &[u8]) -> Option<WindowMs> {
+fn parse_length(arg: &[u8]) -> Option<WindowMs> {
     let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
         [] | [b's' | b'S'] => 1_000,
@@ -350,6 +365,28 @@ fn parse_window(arg: &[u8]) -> Option<WindowMs> {
         _ => return None,
     };
     WindowMs::new(number.checked_mul(unit_ms)?)
+}
+
+/// A time that is written like a window.
+fn parse_duration(arg: &[u8]) -> Option<WindowMs> {
+    parse_length(arg).or_else(|| parse_calendar(arg, Some(Algorithm::Bucket)).ok())
+}
+
+/// A window in weeks or months: of the calendar, if the key is or may be counted by RL.FIXED.
+#[cold]
+#[inline(never)]
+fn parse_calendar(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
+    let (number, unit) = leading_integer(arg).ok_or(Refusal::WINDOW)?;
+    let calendar = match unit {
+        [b'w' | b'W'] => Calendar::Weeks(number),
+        [b'm' | b'M', b'o' | b'O'] => Calendar::Months(number),
+        _ => return Err(Refusal::WINDOW),
+    };
+    let window = WindowMs::of_calendar(calendar).ok_or(Refusal::WINDOW)?;
+    match algorithm {
+        None | Some(Algorithm::Fixed) => Ok(window),
+        Some(_) => window.length().ok_or(Refusal::MONTHS),
+    }
 }
 
 fn parse_safe_integer(arg: &[u8]) -> Option<u64> {

@@ -5,7 +5,7 @@ use redis_rl_core::encoding::{decode, encode};
 use redis_rl_core::limiter::{Algorithm, Bucket, Limiter, MAX_SAFE_INTEGER, Quota, UnixMs, WindowMs};
 
 use crate::calls::{Act, Call, answer, assert_agree, counts_nothing, expected, quota};
-use crate::naive::{Model, Search};
+use crate::naive::{Model, Search, length_of, number_of, start_of};
 
 /// Checks `payload`, the stored bytes of a key.
 pub fn check(payload: &[u8]) {
@@ -79,9 +79,11 @@ impl Held {
             Algorithm::Fixed | Algorithm::Sliding => {
                 let mut counters: Vec<_> = limiter.counters().expect("it has counters").iter().collect();
                 // Later windows first, so that recording one does not drop another that no longer counts by then.
-                counters.sort_by_key(|counter| std::cmp::Reverse(counter.start()));
+                let start =
+                    |window: WindowMs, number: u64| start_of(window.get().into(), number.into()) as u64;
+                counters.sort_by_key(|counter| std::cmp::Reverse(start(counter.window, counter.number)));
                 for counter in counters {
-                    let (window, start) = (counter.window, counter.start().get());
+                    let (window, start) = (counter.window, start(counter.window, counter.number));
                     if counter.previous > 0 {
                         counted.push((window, counter.previous as i64, start - window.get()));
                     }
@@ -118,7 +120,8 @@ impl Held {
     /// Times at which something changes. Only the first for large content, since the model is slow.
     fn times(&self) -> impl Iterator<Item = u64> {
         let (first, last) = (self.counted[0].2, self.counted[self.counted.len() - 1].2);
-        let window = self.window.get();
+        let window = i128::from(self.window.get());
+        let window = length_of(window, number_of(window, last.into())) as u64;
         let times = [first + window, last, last + window - 1, 0, UnixMs::MAX.get()];
         let tried = if self.counted.len() > 100 { 1 } else { times.len() };
         times.into_iter().take(tried).map(|at| at.min(UnixMs::MAX.get()))

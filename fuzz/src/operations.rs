@@ -4,13 +4,13 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use redis_rl_core::encoding::{decode, encode};
 use redis_rl_core::limiter::{
-    Algorithm, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, TimeSource, UnixMs, WindowMs,
+    Algorithm, Calendar, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, Mover, Quota, TimeSource, UnixMs, WindowMs,
 };
 
 use crate::calls::{
     Act, Call, History, answer, answer_and_send, apply, assert_agree, counts_nothing, expected, quota,
 };
-use crate::naive::{Model, Search};
+use crate::naive::{Model, Search, length_of, number_of};
 
 /// Checks the history of calls that `bytes` encode.
 pub fn check(bytes: &[u8]) {
@@ -78,7 +78,8 @@ const MOST_IN_FLOODS: u32 = 1_500;
 impl<'a> Arbitrary<'a> for History {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<History> {
         let algorithm = *u.choose(&Algorithm::ALL)?;
-        let windows = (0..u.int_in_range(1..=12)?).map(|_| window(u)).collect::<Result<Vec<_>>>()?;
+        let windows =
+            (0..u.int_in_range(1..=12)?).map(|_| window(u, algorithm)).collect::<Result<Vec<_>>>()?;
         let mut now = number(u, MAX_SAFE_INTEGER)?;
         let mut calls = Vec::new();
         let mut left_for_floods = MOST_IN_FLOODS;
@@ -126,7 +127,12 @@ fn number(u: &mut Unstructured, most: u64) -> Result<u64> {
     Ok(number.min(most))
 }
 
-fn window(u: &mut Unstructured) -> Result<WindowMs> {
+fn window(u: &mut Unstructured, algorithm: Algorithm) -> Result<WindowMs> {
+    if algorithm == Algorithm::Fixed && u.ratio(1, 4)? {
+        let number = u64::from(u.arbitrary::<u8>()?);
+        let calendar = if u.arbitrary()? { Calendar::Weeks(number) } else { Calendar::Months(number) };
+        return Ok(WindowMs::of_calendar(calendar).unwrap_or(WindowMs::MAX));
+    }
     Ok(WindowMs::new(number(u, WindowMs::MAX.get())?).unwrap_or(WindowMs::MIN))
 }
 
@@ -148,7 +154,9 @@ fn time(u: &mut Unstructured, now: u64, windows: &[WindowMs]) -> Result<u64> {
         0..=3 => u64::from(u.arbitrary::<u8>()?),
         4..=5 => {
             let quarters = u64::from(u.int_in_range(0..=9u8)?);
-            (u.choose(windows)?.get() * quarters / 4).saturating_add_signed(u.int_in_range(-1..=1)?)
+            let window = i128::from(u.choose(windows)?.get());
+            let window = length_of(window, number_of(window, now.into())) as u64;
+            (window * quarters / 4).saturating_add_signed(u.int_in_range(-1..=1)?)
         }
         6 => return Ok(now.saturating_sub(u64::from(u.arbitrary::<u16>()?))),
         _ => number(u, MAX_SAFE_INTEGER)?,

@@ -2,12 +2,21 @@
 //! of RL.ALL.
 
 use redis_rl_core::limiter::several::{MAX_ROWS, Parts};
-use redis_rl_core::limiter::{Algorithm, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs};
+use redis_rl_core::limiter::{
+    Algorithm, Calendar, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs,
+};
 use redis_rl_core::request::{Arguments, Options, Refusal, Verb, parse_rows};
 
 /// The units of a window, in milliseconds; seconds without one.
-pub const UNITS: [(&str, i128); 6] =
-    [("MS", 1), ("S", 1_000), ("M", 60_000), ("H", 3_600_000), ("D", 86_400_000), ("", 1_000)];
+pub const UNITS: [(&str, i128); 7] = [
+    ("MS", 1),
+    ("S", 1_000),
+    ("M", 60_000),
+    ("H", 3_600_000),
+    ("D", 86_400_000),
+    ("W", 604_800_000),
+    ("", 1_000),
+];
 
 /// The options, with what follows.
 pub const OPTIONS: [(&str, Value); 5] = [
@@ -44,8 +53,14 @@ pub fn check(lines: &[u8]) {
 
 /// Checks the parser of arguments after a key, with and without FORCE, PARTIAL and WITHIN as options.
 pub fn check_request(words: &[&[u8]]) {
-    for verb in [Verb::Take(Algorithm::Log), Verb::Take(Algorithm::Bucket), Verb::Peek] {
-        let meant = request(words).filter(|meant| match meant.mode {
+    for (verb, algorithm) in [
+        (Verb::Take(Algorithm::Fixed), None),
+        (Verb::Take(Algorithm::Log), Some(Algorithm::Log)),
+        (Verb::Take(Algorithm::Bucket), Some(Algorithm::Bucket)),
+        // It does not know yet how the key is counted.
+        (Verb::Peek, None),
+    ] {
+        let meant = request(words, algorithm).filter(|meant| match meant.mode {
             Mode::AllOrNothing => true,
             Mode::Force | Mode::Partial => verb != Verb::Peek,
             Mode::Within(_) => verb == Verb::Take(Algorithm::Bucket),
@@ -84,14 +99,14 @@ fn assert_shown(refusal: Refusal) {
 
 /// The documented meaning of arguments; `None` if they are not valid. No limit or window looks like an option's name, so
 /// the pairs end at the first of those.
-fn request(words: &[&[u8]]) -> Option<Arguments> {
+fn request(words: &[&[u8]], algorithm: Option<Algorithm>) -> Option<Arguments> {
     let words = words.iter().map(|word| text(word)).collect::<Option<Vec<_>>>()?;
     let is_option = |word: &String| OPTIONS.iter().any(|(name, _)| word == name);
     let (pairs, options) = words.split_at(words.iter().position(is_option).unwrap_or(words.len()));
     let mut quotas: Vec<Quota> = Vec::new();
     for pair in pairs.chunks(2) {
         let [limit, window] = pair else { return None };
-        let quota = quota(limit, window)?;
+        let quota = quota(limit, window, algorithm)?;
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;
         }
@@ -117,7 +132,7 @@ fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, Options)> {
         let name = text(algorithm)?.to_ascii_lowercase();
         let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
         let cost = Cost::new(integer(&text(cost)?, -MOST)? as i64)?;
-        let row = (*key, algorithm, quota(&text(limit)?, &text(window)?)?, cost);
+        let row = (*key, algorithm, quota(&text(limit)?, &text(window)?, Some(algorithm))?, cost);
         let its: Vec<&Row> = rows.iter().filter(|other| other.0 == row.0).collect();
         let agrees =
             |other: &&Row| (other.1, other.3) == (row.1, row.3) && other.2.window() != row.2.window();
@@ -140,7 +155,7 @@ fn chosen(words: &[String]) -> Option<(Option<Cost>, Mode, Option<UnixMs>)> {
         let number = match value {
             Value::None => 0,
             Value::From(least) => integer(words.next()?, least)?,
-            Value::Window => i128::from(window(words.next()?)?.get()),
+            Value::Window => i128::from(window(words.next()?, Some(Algorithm::Bucket))?.get()),
         };
         match name {
             "COST" if cost.is_none() => cost = Some(Cost::new(number as i64)?),
@@ -154,11 +169,18 @@ fn chosen(words: &[String]) -> Option<(Option<Cost>, Mode, Option<UnixMs>)> {
     Some((cost, mode, at))
 }
 
-fn quota(limit: &str, window: &str) -> Option<Quota> {
-    Quota::new(integer(limit, 0)? as u64, self::window(window)?)
+fn quota(limit: &str, window: &str, algorithm: Option<Algorithm>) -> Option<Quota> {
+    Quota::new(integer(limit, 0)? as u64, self::window(window, algorithm)?)
 }
 
-fn window(text: &str) -> Option<WindowMs> {
+/// A window of this algorithm. RL.FIXED, and a peek of a key that may be of it, have weeks and months of the calendar.
+fn window(text: &str, algorithm: Option<Algorithm>) -> Option<WindowMs> {
+    if algorithm.is_none_or(|algorithm| algorithm == Algorithm::Fixed) {
+        let number = |unit| Some(integer(text.strip_suffix(unit)?, 1)? as u64);
+        if let Some(calendar) = number("W").map(Calendar::Weeks).or(number("MO").map(Calendar::Months)) {
+            return WindowMs::of_calendar(calendar);
+        }
+    }
     let (number, unit_ms) =
         UNITS.iter().find_map(|(unit, unit_ms)| Some((text.strip_suffix(unit)?, unit_ms)))?;
     let ms = integer(number, 1)?.checked_mul(*unit_ms)?;

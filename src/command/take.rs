@@ -5,7 +5,7 @@
 
 use super::commit;
 use crate::keyspace::OpenKey;
-use crate::server::{self, Arg, Call, Command};
+use crate::server::{self, Call, Command};
 use crate::stats;
 use redis_rl_core::limiter::key::Answer;
 use redis_rl_core::limiter::{Algorithm, Cost, Mode, Recorded, Request, Time};
@@ -31,21 +31,22 @@ commands!(Fixed, Sliding, Log, Bucket);
 fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
     match call.args_after_key() {
         // Nearly every request has no options, so it gets a copy of the code that has no branches for them.
-        [limit, window] => {
-            let quotas = [request::parse_quota(limit.bytes(), window.bytes())?];
-            let time = Time { clock: server::now(), at: None };
-            decide(
-                call,
-                Request { algorithm, quotas: &quotas, cost: Cost::ONE, mode: Mode::AllOrNothing, time },
-            )
-        }
-        args => take_with_options(call, algorithm, args),
+        [limit, window] => match request::parse_plain_quota(limit.bytes(), window.bytes()) {
+            Some(quota) => {
+                let time = Time { clock: server::now(), at: None };
+                let mode = Mode::AllOrNothing;
+                decide(call, Request { algorithm, quotas: &[quota], cost: Cost::ONE, mode, time })
+            }
+            None => take_with_options(call, algorithm),
+        },
+        _ => take_with_options(call, algorithm),
     }
 }
 
 #[inline(never)]
-fn take_with_options(call: &mut Call, algorithm: Algorithm, args: &[Arg]) -> Result<(), Refusal> {
-    let Arguments { quotas, cost, mode, at } = Arguments::parse(args, Verb::Take(algorithm))?;
+fn take_with_options(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
+    let Arguments { quotas, cost, mode, at } =
+        Arguments::parse(call.args_after_key(), Verb::Take(algorithm))?;
     let time = Time { clock: server::now(), at };
     decide(call, Request { algorithm, quotas: &quotas, cost, mode, time })
 }

@@ -23,8 +23,8 @@ fn number(least: i128) -> impl Strategy<Value = Vec<u8>> {
 /// A window in any unit, rarely too long.
 fn window() -> impl Strategy<Value = Vec<u8>> {
     let number = prop_oneof![6 => 1..=12u64, 3 => 1..=3_650u64, 1 => 1..=WindowMs::MAX.get()];
-    (number, prop::sample::select(UNITS.to_vec()))
-        .prop_map(|(number, (unit, _))| format!("{number}{unit}").into())
+    let units: Vec<&str> = UNITS.iter().map(|(unit, _)| *unit).chain(["MO"]).collect();
+    (number, prop::sample::select(units)).prop_map(|(number, unit)| format!("{number}{unit}").into())
 }
 
 /// Up to all options in any order.
@@ -40,7 +40,7 @@ fn options() -> impl Strategy<Value = Words> {
 
 /// A word that is valid elsewhere, almost valid, or not at all.
 fn nonsense() -> impl Strategy<Value = Vec<u8>> {
-    let nearly = "|-1|+1|-0|00|01|0s|1.5|1e3|.|-|s|ms|1w|1sm|FORC|PARTIA|COSTS|A|3651d|315360000001ms|1\0|١";
+    let nearly = "|-1|+1|-0|00|01|0s|1.5|1e3|.|-|s|ms|1w|522w|1mo|121mo|1sm|FORC|PARTIA|COSTS|A|3651d|315360000001ms|1\0|١";
     let beyond =
         "9007199254740991d|-9007199254740992|18446744073709551616|340282366920938463463374607431768211456";
     let elsewhere = "0|1|5|60|1s|2M|COST|AT|FORCE|PARTIAL|WITHIN|LOG";

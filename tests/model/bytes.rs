@@ -8,7 +8,7 @@ use redis_rl_core::limiter::{Algorithm, MAX_COUNT, MAX_SAFE_INTEGER, WindowMs};
 
 use crate::cases;
 use crate::fuzzed::decoder::check;
-use crate::history::{history, huge, small};
+use crate::history::{calendar, history, huge, small};
 
 /// An integer in LEB128.
 fn integer(mut value: u64) -> Vec<u8> {
@@ -21,9 +21,24 @@ fn integer(mut value: u64) -> Vec<u8> {
     bytes
 }
 
+/// Added to the weeks and months of windows of the calendar.
+const WEEKS: u64 = 1 << 40;
+const MONTHS: u64 = 1 << 41;
+
 /// Well-formed bytes, with figures that may or may not be possible.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    let edges = [0, 1, WindowMs::MAX.get(), MAX_SAFE_INTEGER, MAX_COUNT, u64::MAX];
+    let edges = [
+        0,
+        1,
+        WindowMs::MAX.get(),
+        WEEKS,
+        WEEKS + 521,
+        MONTHS,
+        MONTHS + 120,
+        MAX_SAFE_INTEGER,
+        MAX_COUNT,
+        u64::MAX,
+    ];
     let near = (prop::sample::select(edges.to_vec()), -2..=2i64)
         .prop_map(|(edge, off)| edge.saturating_add_signed(off));
     let figure = prop_oneof![
@@ -57,7 +72,7 @@ proptest! {
 
     #[test]
     fn damaged_bytes_are_refused_or_round_trip(
-        history in prop_oneof![history(small()).boxed(), history(huge()).boxed()],
+        history in prop_oneof![history(small()).boxed(), history(huge()).boxed(), history(calendar()).boxed()],
         seed: u64,
     ) {
         let mut bytes = encode(&history.limiter());
@@ -89,6 +104,11 @@ fn the_largest_valid_figures_round_trip() {
         (FIXED, vec![longest, MAX_SAFE_INTEGER / longest, MAX_COUNT]),
         (FIXED, vec![1, MAX_SAFE_INTEGER, 1]),
         (FIXED, many(8)),
+        (
+            FIXED,
+            vec![86_400_000, 0, 1, WEEKS + 1, 0, 1, WEEKS + 521, 0, 1, MONTHS + 1, 0, 1, MONTHS + 120, 0, 1],
+        ),
+        (FIXED, vec![MONTHS + 1, (287_396 - 1970) * 12 + 9, MAX_COUNT]),
         (SLIDING, vec![10, 0, 1, 0]),
         (SLIDING, vec![10, 1, 0, MAX_COUNT]),
         (LOG, vec![10, 0, MAX_COUNT]),

@@ -184,9 +184,9 @@ pub fn quota(limit: u64, window: WindowMs) -> Quota {
     Quota::new(limit, window).expect("a limit")
 }
 
-/// A quota of this window, where no limit matters.
+/// A quota of this window, or of the window of the calendar that has this number, where no limit matters.
 pub fn any_limit(window_ms: u64) -> Quota {
-    quota(1, WindowMs::new(window_ms).expect("a window"))
+    quota(1, WindowMs::of_number(window_ms).expect("a window"))
 }
 
 /// The model's answer.
@@ -306,7 +306,7 @@ impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(if self.act == Act::Peek { "RL.PEEK key" } else { "RL.<algorithm> key" })?;
         for quota in &self.quotas {
-            write!(f, " {} {}ms", quota.limit(), quota.window().get())?;
+            write!(f, " {} {}", quota.limit(), window_word(quota.window()))?;
         }
         write!(f, " COST {} {} {}", self.cost, if self.at { "AT" } else { "at" }, self.now)?;
         match self.act {
@@ -317,6 +317,11 @@ impl fmt::Debug for Call {
             Act::Flood { times, apart_ms } => write!(f, " FORCE, {times} times, {apart_ms} ms apart"),
         }
     }
+}
+
+/// A window as a command names it.
+pub fn window_word(window: WindowMs) -> String {
+    window.calendar().map_or(format!("{}ms", window.get()), |calendar| calendar.word().to_string())
 }
 
 /// Asserts that limiter and model agree on all that is visible: on `windows`, and on what RL.INFO shows.

@@ -5,14 +5,14 @@ use std::ops::{Range, RangeInclusive};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use redis_rl_core::limiter::{Algorithm, MAX_SAFE_INTEGER, Quota, WindowMs};
+use redis_rl_core::limiter::{Algorithm, Calendar, MAX_SAFE_INTEGER, Quota, WindowMs};
 
 use crate::calls::{Act, Call, History};
 
 /// The distribution of random histories.
 pub struct Shape {
     pub algorithms: &'static [Algorithm],
-    /// Window lengths in milliseconds, and how many different ones a history has.
+    /// Window lengths in milliseconds or the numbers of windows of the calendar, and how many different ones a history has.
     pub window: BoxedStrategy<u64>,
     pub windows: RangeInclusive<usize>,
     pub tiers: RangeInclusive<usize>,
@@ -113,6 +113,54 @@ pub fn crowded() -> Shape {
     }
 }
 
+/// Weeks and months beside days, at times of all years: calls at the edges, some windows apart, and steps back.
+pub fn calendar() -> Shape {
+    let weeks = prop_oneof![3 => Just(1), 1 => 1..=521u64].prop_map(Calendar::Weeks);
+    let months = prop_oneof![3 => Just(1), 2 => prop::sample::select(&[3, 12, 120][..]), 1 => 1..=120u64]
+        .prop_map(Calendar::Months);
+    let of_calendar =
+        prop_oneof![weeks, months].prop_map(|window| WindowMs::of_calendar(window).expect("a window"));
+    let days = prop::sample::select(&[1, 7, 28, 30, 31][..]).prop_map(|days| days * DAY_MS);
+    let month = (1970..287_396u64, 0..12u64).prop_map(|(year, month)| first_of_month(year, month));
+    let near = |edges: BoxedStrategy<u64>| {
+        (edges, -2..=2i64).prop_map(|(edge, ms)| edge.saturating_add_signed(ms).min(MAX_SAFE_INTEGER))
+    };
+    Shape {
+        algorithms: &[Algorithm::Fixed],
+        window: prop_oneof![4 => of_calendar.prop_map(WindowMs::get), 1 => days].boxed(),
+        limit: prop_oneof![1 => Just(0), 12 => 1..=8u64].boxed(),
+        start: prop_oneof![
+            2 => near((2023..=2029u64, 0..12u64).prop_map(|(year, month)| first_of_month(year, month)).boxed()),
+            2 => near(month.boxed()),
+            1 => near((0..20_000u64).prop_map(|week| (7 * week + 4) * DAY_MS).boxed()),
+            1 => 0..100u64,
+            1 => MAX_SAFE_INTEGER - 400 * DAY_MS..=MAX_SAFE_INTEGER,
+        ]
+        .boxed(),
+        pace: pace(prop_oneof![4 => Just(0), 6 => 0..=9i64, 1 => -9..=0i64], -2..=2i64),
+        ..small()
+    }
+}
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// The beginning of a month, counted from 0.
+fn first_of_month(year: u64, month: u64) -> u64 {
+    crate::naive::start_of(
+        i128::from(WindowMs::of_calendar(Calendar::Months(1)).expect("a window").get()),
+        i128::from((year - 1970) * 12 + month),
+    ) as u64
+}
+
+/// The length of a window; of one of the calendar, about that.
+fn about_ms(window: u64) -> u64 {
+    match WindowMs::of_number(window).expect("windows are drawn in range").calendar() {
+        None => window,
+        Some(Calendar::Weeks(weeks)) => weeks * 7 * DAY_MS,
+        Some(Calendar::Months(months)) => months * 30 * DAY_MS,
+    }
+}
+
 pub fn history(shape: Shape) -> impl Strategy<Value = History> {
     let tier = (any::<Index>(), shape.limit);
     // How long ago units are given back as of, in thousandths of a window.
@@ -129,12 +177,12 @@ pub fn history(shape: Shape) -> impl Strategy<Value = History> {
         let calls = steps.into_iter().map(|(act, tiers, cost, pace, at, ago)| {
             let mut quotas: Vec<Quota> = Vec::new();
             for (index, limit) in tiers {
-                let window = WindowMs::new(*index.get(&windows)).expect("windows are drawn in range");
+                let window = WindowMs::of_number(*index.get(&windows)).expect("windows are drawn in range");
                 if quotas.iter().all(|quota| quota.window() != window) {
                     quotas.push(Quota::new(limit, window).expect("limits are drawn in range"));
                 }
             }
-            let window = *pace.of.get(&windows);
+            let window = about_ms(*pace.of.get(&windows));
             let step = window as i64 / 4 * pace.quarters + pace.ms;
             let mut now = clock.saturating_add_signed(step).min(MAX_SAFE_INTEGER);
             let looks_back = at && cost < 0 && ago > 0;

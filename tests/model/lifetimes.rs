@@ -6,14 +6,14 @@ use redis_rl_core::limiter::UnixMs;
 
 use crate::calls::History;
 use crate::cases;
-use crate::history::{history, huge, small};
+use crate::history::{calendar, history, huge, small};
 
 proptest! {
     #![proptest_config(cases(1200))]
 
     #[test]
     fn a_key_lives_until_nothing_in_it_counts_and_not_much_longer(
-        history in prop_oneof![history(small()), history(huge())],
+        history in prop_oneof![history(small()), history(huge()), history(calendar())],
     ) {
         lives_long_enough(&history)?;
     }

@@ -4,9 +4,11 @@
 //! All figures are `i128`, so that nothing can overflow.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use redis_rl_core::limiter::{
-    Algorithm, Bucket, MAX_SAFE_INTEGER, Mismatch, Quota, SlidingCounts, Verdict, WindowMs, WindowUsage,
+    Algorithm, Bucket, Calendar, MAX_SAFE_INTEGER, Mismatch, Quota, SlidingCounts, Verdict, WindowMs,
+    WindowUsage,
 };
 
 const MAX_COUNT: i128 = (1 << 63) - 1;
@@ -209,11 +211,62 @@ impl Buckets {
     }
 }
 
+const DAY_MS: i128 = 24 * 60 * 60 * 1000;
+
+/// The time at which each month begins, from January 1970 to ten years after the last time there is.
+static MONTHS: LazyLock<Vec<i128>> = LazyLock::new(|| {
+    let (mut starts, mut day) = (Vec::new(), 0);
+    for year in 1970..287_410 {
+        let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        for days in [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+            starts.push(day * DAY_MS);
+            day += days;
+        }
+    }
+    starts
+});
+
+/// The window of the calendar that has this number.
+fn calendar(window: i128) -> Option<Calendar> {
+    WindowMs::of_number(figure(window)).expect("a window").calendar()
+}
+
+/// The number of the window that `now` is in.
+pub fn number_of(window: i128, now: i128) -> i128 {
+    match calendar(window) {
+        None => now / window,
+        // From a Monday on, three days before 1970.
+        Some(Calendar::Weeks(weeks)) => (now + 3 * DAY_MS) / (7 * DAY_MS) / i128::from(weeks),
+        Some(Calendar::Months(months)) => {
+            let month = MONTHS.partition_point(|start| *start <= now) - 1;
+            month as i128 / i128::from(months)
+        }
+    }
+}
+
+/// When window `number` begins. There is no time before 1970.
+pub fn start_of(window: i128, number: i128) -> i128 {
+    match calendar(window) {
+        None => number * window,
+        Some(Calendar::Weeks(weeks)) => (number * i128::from(weeks) * 7 * DAY_MS - 3 * DAY_MS).max(0),
+        Some(Calendar::Months(months)) => MONTHS[(number * i128::from(months)) as usize],
+    }
+}
+
+/// The milliseconds of window `number`.
+pub fn length_of(window: i128, number: i128) -> i128 {
+    match calendar(window) {
+        None => window,
+        Some(Calendar::Weeks(weeks)) => i128::from(weeks) * 7 * DAY_MS,
+        Some(Calendar::Months(_)) => start_of(window, number + 1) - start_of(window, number),
+    }
+}
+
 impl Windows {
     /// The number of the window that `now` is read as.
     fn number(&self, window: i128, now: i128) -> i128 {
         let latest = self.lengths.get(&window).map_or(0, |counted| counted.latest);
-        latest.max(now / window)
+        latest.max(number_of(window, now))
     }
 
     fn units(&self, window: i128, number: i128) -> i128 {
@@ -230,7 +283,7 @@ impl Windows {
     }
 
     fn used(&self, window: i128, now: i128) -> i128 {
-        let start = self.number(window, now) * window;
+        let start = start_of(window, self.number(window, now));
         let elapsed = (now - start).max(0);
         let share = self.previous(window, now) * (window - elapsed) / window;
         (self.current(window, now) + share).min(MAX_COUNT)
@@ -265,7 +318,7 @@ impl Windows {
     /// Time does not move. Returns how many there were.
     fn refund(&mut self, window: i128, units: i128, as_of: i128) -> i128 {
         let Some(counted) = self.lengths.get_mut(&window) else { return 0 };
-        let (named, latest) = (as_of / window, counted.latest);
+        let (named, latest) = (number_of(window, as_of), counted.latest);
         let (meant, held) =
             if self.sliding { (named - 1..=named, latest - 1) } else { (named..=named, latest) };
         let mut left = units;
@@ -290,7 +343,7 @@ impl Windows {
 
     /// Whether one of its windows begins after `now`.
     fn is_ahead_of(&self, now: i128) -> bool {
-        self.lengths.iter().any(|(window, counted)| counted.latest * window > now)
+        self.lengths.iter().any(|(window, counted)| start_of(*window, counted.latest) > now)
     }
 }
 
@@ -441,9 +494,11 @@ impl Model {
         match &mut self.state {
             State::Windows(windows) => {
                 for (window, counted) in &mut windows.lengths {
-                    if counted.latest * window - now > most(*window) {
+                    let (start, length) =
+                        (start_of(*window, counted.latest), length_of(*window, counted.latest));
+                    if start - now > most(length) {
                         moved = true;
-                        let by = counted.latest - (now / window + 1);
+                        let by = counted.latest - (number_of(*window, now) + 1);
                         counted.latest -= by;
                         let units = std::mem::take(&mut counted.units).into_iter();
                         counted.units = units.map(|(number, units)| (number - by, units)).collect();
@@ -530,7 +585,7 @@ impl Model {
     pub fn newest_of(&self, quotas: &[Quota]) -> u64 {
         let latest = |windows: &Windows, quota| {
             let window = window_of(quota);
-            windows.lengths.get(&window).map_or(0, |counted| counted.latest * window)
+            windows.lengths.get(&window).map_or(0, |counted| start_of(window, counted.latest))
         };
         figure(match &self.state {
             State::Log(log) => log.entries.last().map_or(0, |(at, _)| *at),
@@ -620,17 +675,24 @@ impl Model {
                 State::Buckets(buckets) => Some(figure(buckets.lengths[&window].limit)),
                 State::Windows(_) | State::Log(_) => None,
             };
-            let window = WindowMs::new(figure(window)).expect("a call named it");
+            let length = match &self.state {
+                State::Windows(windows) => length_of(window, windows.number(window, now.into())),
+                State::Log(_) | State::Buckets(_) => window,
+            };
+            let window = WindowMs::of_number(figure(window)).expect("a call named it");
             let quota = Quota::new(limit.unwrap_or(1), window).expect("a limit");
             WindowUsage {
                 window,
+                window_ms: figure(length),
                 limit,
                 used: self.used(&quota, now),
                 reset_after_ms: self.search.first(|ms| self.used(&quota, now + ms) == 0),
                 counts: self.counts(window.get(), now),
             }
         };
-        windows.into_iter().map(state).collect()
+        let mut windows: Vec<WindowUsage> = windows.into_iter().map(state).collect();
+        windows.sort_by_key(|shown| shown.window_ms);
+        windows
     }
 
     /// The two counts of a sliding window.

@@ -8,7 +8,7 @@ use redis_rl_core::limiter::{Algorithm, Limiter, UnixMs};
 use crate::calls::{Act, Call, History, answer, answer_and_send, apply, assert_agree, quota};
 use crate::cases;
 use crate::fuzzed::operations::check_history;
-use crate::history::{Shape, crowded, history, huge, pace, small};
+use crate::history::{Shape, calendar, crowded, history, huge, pace, small};
 use crate::naive::{Model, Search};
 
 proptest! {
@@ -25,6 +25,11 @@ proptest! {
     }
 
     #[test]
+    fn every_reply_about_weeks_and_months_is_exact_in_every_year(history in history(calendar())) {
+        check_history(&history, Search::Halving);
+    }
+
+    #[test]
     fn a_key_has_up_to_8_live_windows_and_refuses_to_take_more(history in history(crowded())) {
         check_history(&history, Search::EveryMs);
         let (_, end) = history.windows_and_end();
@@ -33,7 +38,10 @@ proptest! {
 
     #[test]
     fn a_copy_that_applies_each_effect_holds_the_same(
-        history in history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
+        history in prop_oneof![
+            4 => history(Shape { windows: 1..=10, tiers: 1..=4, ..small() }),
+            1 => history(Shape { windows: 1..=10, tiers: 1..=4, ..calendar() }),
+        ],
     ) {
         copies_agree(&history);
     }

@@ -6,6 +6,7 @@
 //! - `limits`: what counts as used, and for how long; `refunds`: giving back as of a time; `partial`: as many units as fit.
 //! - `bucket`: RL.BUCKET to the integer, and what it replaces; `within`: those who wait in turn.
 //! - `all`: several keys in one step, all or nothing.
+//! - `calendar`: weeks and months of RL.FIXED.
 //! - `recipes`: what docs/recipes.md promises; `designs`: three well-known designs, replayed as their authors describe them.
 //! - `clock`: the clock that decides without AT; `clock_steps`: it steps, and times at the edges of windows and years.
 //! - `info`: the section of INFO; `registration`: what COMMAND tells of the commands.
@@ -30,6 +31,7 @@
 mod all;
 mod apply;
 mod bucket;
+mod calendar;
 mod clock;
 mod clock_steps;
 mod cluster;

@@ -53,8 +53,10 @@ impl Algorithm {
 /// One window of a limiter, as RL.INFO shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowUsage {
-    /// Its length.
+    /// The window.
     pub window: WindowMs,
+    /// Its length in milliseconds: of a month, that of the one that counts now.
+    pub window_ms: u64,
     /// The limit of its last count, if the algorithm counts by the limit.
     pub limit: Option<u64>,
     /// Units that count now: of a sliding window rounded down, of a bucket rounded up.

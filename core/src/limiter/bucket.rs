@@ -349,6 +349,7 @@ impl<H: Deref<Target: BucketHolder>> State for Buckets<H> {
     fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
         let shown = |bucket: Bucket| WindowUsage {
             window: bucket.window,
+            window_ms: bucket.window.get(),
             limit: Some(bucket.limit),
             used: bucket.refilled(now).used(),
             reset_after_ms: bucket.full_after_ms(now),

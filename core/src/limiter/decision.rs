@@ -86,6 +86,10 @@ pub enum Mismatch {
     OtherAlgorithm(Algorithm),
     /// The key would have more than [`MAX_TIERS`] windows that still count.
     TooManyWindows,
+    /// A window in months is only for RL.FIXED, by which the key is not counted.
+    Months,
+    /// Two windows are the same by the algorithm of the key.
+    SameWindow,
 }
 
 /// What was decided about one key.

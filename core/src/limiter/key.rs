@@ -8,7 +8,7 @@ use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
 use super::effect::{Effect, Pending};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
-use super::quota::{Cost, Quota, Time, UnixMs};
+use super::quota::{Cost, Quota, QuotaList, Time, UnixMs};
 use super::state::Limiter;
 
 /// An open key.
@@ -122,13 +122,37 @@ impl Request<'_> {
 pub fn peek(key: &impl Key, quotas: &[Quota], cost: Cost, time: Time) -> Result<Verdict, Mismatch> {
     static NOTHING: Limiter = Limiter::NOTHING;
     let limiter = key.limiter().unwrap_or(&NOTHING);
-    let request = Request { algorithm: limiter.algorithm(), quotas, cost, mode: Mode::AllOrNothing, time };
+    let algorithm = limiter.algorithm();
+    let lengths;
+    let quotas =
+        match algorithm != Algorithm::Fixed && quotas.iter().any(|quota| quota.window().is_of_calendar()) {
+            true => {
+                lengths = in_lengths(quotas)?;
+                &lengths
+            }
+            false => quotas,
+        };
+    let request = Request { algorithm, quotas, cost, mode: Mode::AllOrNothing, time };
     let Decision { verdict, outcome } = if time.at.is_none() && limiter.is_ahead_of(time.clock) {
         peek_moved_back(limiter, request)?
     } else {
         limiter.peek(request)?
     };
     Ok(verdict.at_most(longest_wait_ms(key, time, &outcome, None)))
+}
+
+/// The quotas with weeks of seven days, as all algorithms but RL.FIXED have them.
+#[cold]
+fn in_lengths(quotas: &[Quota]) -> Result<QuotaList, Mismatch> {
+    let mut lengths = QuotaList::new();
+    for quota in quotas {
+        let window = quota.window().length().ok_or(Mismatch::Months)?;
+        if lengths.iter().any(|other: &Quota| other.window() == window) {
+            return Err(Mismatch::SameWindow);
+        }
+        lengths.extend(Quota::new(quota.limit(), window));
+    }
+    Ok(lengths)
 }
 
 /// As a request that counts would first move back a key ahead of the clock.

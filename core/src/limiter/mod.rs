@@ -3,6 +3,7 @@
 //! Pure: no clock, no server, no unsafe code. From the bottom up:
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
+//! - `calendar`: weeks and months, of which a quota may be too.
 //! - `algorithm`: the algorithms, and what RL.INFO shows of a limiter.
 //! - `lifetime`: what a request changed, and when the key must expire.
 //! - `decision`: decides about one key, by the same steps for every algorithm.
@@ -18,6 +19,7 @@
 
 pub(crate) mod algorithm;
 pub(crate) mod bucket;
+mod calendar;
 pub(crate) mod counters;
 mod decision;
 mod effect;
@@ -30,6 +32,7 @@ pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
+pub use calendar::Calendar;
 pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
 pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;

@@ -5,6 +5,8 @@ use std::ops::Add;
 
 use arrayvec::ArrayVec;
 
+use super::calendar::Calendar;
+
 /// The largest limit, cost and time: 2^53 - 1, which every client language represents exactly.
 pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
@@ -131,7 +133,7 @@ impl Time {
     }
 }
 
-/// The length of a window: 1 ms to 3650 days.
+/// The length of a window: 1 ms to 3650 days. RL.FIXED also has windows of the [`Calendar`]: each has a number here that is no length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WindowMs(NonZeroU64);
 
@@ -147,11 +149,56 @@ impl WindowMs {
         NonZeroU64::new(ms).map(WindowMs).filter(|window| *window <= WindowMs::MAX)
     }
 
-    /// The length in milliseconds.
+    /// A window of the calendar; `None` if it has too many weeks or months, or none.
+    pub fn of_calendar(calendar: Calendar) -> Option<WindowMs> {
+        let number = match calendar {
+            Calendar::Weeks(weeks) => WEEKS + weeks,
+            Calendar::Months(months) => MONTHS + months,
+        };
+        NonZeroU64::new(number).map(WindowMs).filter(|_| calendar.is_valid())
+    }
+
+    /// The window of this number: a length, or one of the calendar.
+    pub fn of_number(number: u64) -> Option<WindowMs> {
+        WindowMs::new(number)
+            .or_else(|| WindowMs::of_calendar(WindowMs(NonZeroU64::new(number)?).calendar()?))
+    }
+
+    /// The window of the calendar that it is; `None` if it is a length.
+    pub fn calendar(self) -> Option<Calendar> {
+        match self.get() {
+            number @ MONTHS.. => Some(Calendar::Months(number - MONTHS)),
+            number @ WEEKS.. => Some(Calendar::Weeks(number - WEEKS)),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a window of the calendar.
+    #[inline(always)]
+    pub fn is_of_calendar(self) -> bool {
+        self > WindowMs::MAX
+    }
+
+    /// Its length, as other algorithms than RL.FIXED take it: a week is seven days. A month has none.
+    pub fn length(self) -> Option<WindowMs> {
+        match self.calendar() {
+            None => Some(self),
+            Some(Calendar::Weeks(weeks)) => WindowMs::new(weeks * 7 * 24 * 60 * 60 * 1000),
+            Some(Calendar::Months(_)) => None,
+        }
+    }
+
+    /// The length in milliseconds; of a window of the calendar, its number.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
 }
+
+/// What is added to the number of weeks or months of a window of the calendar: more than any length.
+const WEEKS: u64 = 1 << 40;
+const MONTHS: u64 = 1 << 41;
+
+const _: () = assert!(WindowMs::MAX.get() < WEEKS);
 
 /// What one tier allows: `limit` units in each `window`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::slice;
 
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
-use super::counters::{ByMethod, Counters, Method};
+use super::counters::{CALENDAR_APART, Counters, Method, Numbered};
 use super::decision::{Decision, Mismatch, Mode, Request, RowVerdict, State, StateMut};
 use super::lifetime::{MoveBack, Outcome, OwnTime, TimeSource};
 use super::log::large::Large;
@@ -76,7 +76,7 @@ macro_rules! of_short {
 
 /// A limiter to read, with short logs of all sizes in one variant, and all buckets.
 pub(crate) enum Form<'a> {
-    Counters(ByMethod<&'a Counters>),
+    Counters(&'a Counters),
     Short(Short<&'a Limiter>),
     Large(&'a Large),
     Buckets(Buckets<&'a Limiter>),
@@ -86,7 +86,14 @@ pub(crate) enum Form<'a> {
 macro_rules! read {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter.form() {
-            Form::Counters(ref $state) => $then,
+            Form::Counters(counters) if counters.is_of_calendar() => {
+                let $state = &Numbered::by_calendar(counters);
+                $then
+            }
+            Form::Counters(counters) => {
+                let $state = &Numbered::by_method(counters);
+                $then
+            }
             Form::Short(ref $state) => $then,
             Form::Large($state) => $then,
             Form::Buckets(ref $state) => $then,
@@ -98,8 +105,12 @@ macro_rules! read {
 macro_rules! change {
     ($limiter:expr, $state:ident => $then:expr) => {
         match $limiter {
+            Limiter::Counters(counters) if counters.is_of_calendar() => {
+                let $state = &mut Numbered::by_calendar(counters);
+                $then
+            }
             Limiter::Counters(counters) => {
-                let $state = &mut ByMethod::of(counters);
+                let $state = &mut Numbered::by_method(counters);
                 $then
             }
             Limiter::Large(large) => {
@@ -197,7 +208,7 @@ impl Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(crate) fn form(&self) -> Form<'_> {
         match self {
-            Limiter::Counters(counters) => Form::Counters(ByMethod::of(counters)),
+            Limiter::Counters(counters) => Form::Counters(counters),
             Limiter::Large(large) => Form::Large(large),
             any_short!() => Form::Short(Short::new(self)),
             any_buckets!() => Form::Buckets(Buckets(self)),
@@ -244,8 +255,9 @@ impl Limiter {
         let Request { algorithm, quotas, cost, mode, time } = request;
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
+            Limiter::Counters(counters) if counters.is_of_calendar() || names_calendar(quotas) => {}
             Limiter::Counters(counters) => {
-                let decision = request.decide_and_commit(&mut ByMethod::of(counters))?;
+                let decision = request.decide_and_commit(&mut Numbered::by_method(counters))?;
                 return Ok(decision);
             }
             Limiter::Large(large) => {
@@ -267,7 +279,8 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// Gives units back, counts them in a short log that may have to grow, or refuses another algorithm: what few requests do.
+    /// Gives units back, counts them in a short log that may have to grow or by the calendar, or refuses another algorithm: what few
+    /// requests do.
     /// Inlined, it would make the usual ones slower.
     #[cold]
     #[inline(never)]
@@ -377,9 +390,15 @@ impl Limiter {
         }
     }
 
-    /// Turns a short log into a large one if the units do not fit.
+    /// Turns a short log into a large one if the units do not fit, and counters into those of a key with windows of the calendar.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn make_room(&mut self, Request { quotas, cost, time, .. }: Request) {
+        if let Limiter::Counters(counters) = self {
+            if names_calendar(quotas) && cost.to_take() > 0 && !counters.is_of_calendar() {
+                counters.make_room_for_calendar();
+            }
+            return;
+        }
         if let any_short!() = self
             && cost.to_take() > 0
             && let mut short = Short::new(&mut *self)
@@ -447,10 +466,7 @@ impl Limiter {
 
     /// The counters of RL.FIXED or RL.SLIDING; `None` for the others.
     pub fn counters(&self) -> Option<&Counters> {
-        match self.form() {
-            Form::Counters(counters) => Some(counters.counters()),
-            Form::Short(_) | Form::Large(_) | Form::Buckets(_) => None,
-        }
+        if let Limiter::Counters(counters) = self { Some(counters) } else { None }
     }
 
     /// The buckets of RL.BUCKET, shortest window first.
@@ -540,6 +556,12 @@ impl Limiter {
             }
         }
     }
+}
+
+/// Whether a request names windows of the calendar.
+#[inline(always)]
+fn names_calendar(quotas: &[Quota]) -> bool {
+    CALENDAR_APART && quotas.iter().any(|quota| quota.window().is_of_calendar())
 }
 
 impl From<Large> for Limiter {

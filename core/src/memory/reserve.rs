@@ -50,7 +50,8 @@ impl Needed {
                 self.bytes += name.len();
                 self.kept.push(name.len());
                 self.kept.push(match (algorithm, tiers) {
-                    (Algorithm::Fixed | Algorithm::Sliding, 1) => 0,
+                    // RL.FIXED may name a window of the calendar.
+                    (Algorithm::Sliding, 1) => 0,
                     (Algorithm::Bucket, 1) | (Algorithm::Log, _) => 32,
                     (_, tiers) => 64 + 48 * tiers,
                 });

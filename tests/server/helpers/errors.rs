@@ -1,7 +1,8 @@
 //! The texts of errors.
 
 pub const LIMIT: &str = "ERR limit must be an integer from 0 to 9007199254740991";
-pub const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
+pub const WINDOW: &str = "ERR window must be a positive integer with a unit of ms, s, m, h, d or w, or none for seconds, from 1ms to 3650d; in RL.FIXED also 1mo to 120mo";
+pub const MONTHS: &str = "ERR window in months is only for RL.FIXED";
 pub const SAME_WINDOW: &str = "ERR window must be different in each limit window pair";
 pub const PAIRS: &str = "ERR limit window pairs must be from 1 to 8";
 pub const COST: &str = "ERR COST must be an integer from -9007199254740991 to 9007199254740991";
@@ -9,7 +10,7 @@ pub const AT: &str = "ERR AT must be a Unix time in milliseconds from 0 to 90071
 pub const SYNTAX: &str = "ERR syntax error";
 pub const FORCE_AND_PARTIAL: &str = "ERR FORCE and PARTIAL options at the same time are not compatible";
 pub const PARTIAL: &str = "ERR PARTIAL is an option of RL.FIXED, RL.SLIDING, RL.LOG and RL.BUCKET only";
-pub const WITHIN: &str = "ERR WITHIN must be a positive integer with a unit of ms, s, m, h or d, or none for seconds, from 1ms to 3650d";
+pub const WITHIN: &str = "ERR WITHIN must be a positive integer with a unit of ms, s, m, h, d or w, or none for seconds, from 1ms to 3650d";
 pub const WITHIN_AND_OTHERS: &str =
     "ERR WITHIN and FORCE or PARTIAL options at the same time are not compatible";
 pub const WITHIN_OF_BUCKET: &str = "ERR WITHIN is an option of RL.BUCKET only";

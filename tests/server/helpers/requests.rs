@@ -46,8 +46,9 @@ pub fn used(info: &Value) -> Vec<i64> {
     let info: Option<HashMap<String, Value>> = redis::from_redis_value(info.clone()).expect("a map or null");
     let Some(mut info) = info else { return Vec::new() };
     let windows = info.remove("windows").expect("windows");
-    let windows: Vec<HashMap<String, i64>> = redis::from_redis_value(windows).expect("maps of integers");
-    windows.iter().map(|window| window["used"]).collect()
+    let windows: Vec<HashMap<String, Value>> = redis::from_redis_value(windows).expect("maps");
+    let used = |mut window: HashMap<String, Value>| window.remove("used").expect("a figure");
+    windows.into_iter().map(|window| redis::from_redis_value(used(window)).expect("an integer")).collect()
 }
 
 /// The reply to RL.ALL, parsed.

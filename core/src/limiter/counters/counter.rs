@@ -16,14 +16,81 @@ pub enum Method {
     Sliding,
 }
 
+/// Whether keys with windows of the calendar have code of their own, so that others never look at a calendar. In WebAssembly, which is
+/// to be small, all keys look at it.
+pub const CALENDAR_APART: bool = cfg!(not(target_family = "wasm"));
+
+/// How windows are numbered: those of a key with windows of the calendar, or by their [`Method`] those of all other keys.
+pub trait Numbering: Copy {
+    fn method(self) -> Method;
+
+    /// The number of the window that `now` is in.
+    fn number(self, window: WindowMs, now: UnixMs) -> u64;
+
+    /// The first millisecond of window `number`.
+    fn start(self, window: WindowMs, number: u64) -> UnixMs;
+
+    /// The length of window `number` in milliseconds.
+    fn length_ms(self, window: WindowMs, number: u64) -> u64;
+}
+
+impl Numbering for Method {
+    #[inline(always)]
+    fn method(self) -> Method {
+        self
+    }
+
+    #[inline(always)]
+    fn number(self, window: WindowMs, now: UnixMs) -> u64 {
+        if CALENDAR_APART { now.window_number(window) } else { ByCalendar.number(window, now) }
+    }
+
+    #[inline(always)]
+    fn start(self, window: WindowMs, number: u64) -> UnixMs {
+        if CALENDAR_APART {
+            UnixMs::start_of_window(number, window)
+        } else {
+            ByCalendar.start(window, number)
+        }
+    }
+
+    #[inline(always)]
+    fn length_ms(self, window: WindowMs, number: u64) -> u64 {
+        if CALENDAR_APART { window.get() } else { ByCalendar.length_ms(window, number) }
+    }
+}
+
+/// The windows of an RL.FIXED key, of which some are of the calendar.
+#[derive(Clone, Copy)]
+pub struct ByCalendar;
+
+impl Numbering for ByCalendar {
+    fn method(self) -> Method {
+        Method::Fixed
+    }
+
+    fn number(self, window: WindowMs, now: UnixMs) -> u64 {
+        window.calendar().map_or_else(|| now.window_number(window), |calendar| calendar.number(now))
+    }
+
+    fn start(self, window: WindowMs, number: u64) -> UnixMs {
+        let by_length = || UnixMs::start_of_window(number, window);
+        window.calendar().map_or_else(by_length, |calendar| calendar.start(number))
+    }
+
+    fn length_ms(self, window: WindowMs, number: u64) -> u64 {
+        window.calendar().map_or(window.get(), |calendar| calendar.length_ms(number))
+    }
+}
+
 /// The counter of one window length.
 ///
 /// [`Counter::used`] and [`Counter::wait_until`] expect a counter that was advanced to the present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// The window length. Windows are aligned to the Unix epoch.
+    /// The window length. Windows are aligned to the Unix epoch, or to the calendar.
     pub window: WindowMs,
-    /// Number of the current window: `floor(now / window)` when it last counted.
+    /// Number of the current window when it last counted: `floor(now / window)`, or that of the calendar.
     pub number: u64,
     /// Units counted in the current window.
     pub current: u64,
@@ -33,17 +100,25 @@ pub struct Counter {
 
 impl Counter {
     /// An empty counter in the window of `now`.
-    pub fn new(window: WindowMs, now: UnixMs) -> Counter {
-        Counter { window, number: now.window_number(window), current: 0, previous: 0 }
+    #[inline(always)]
+    pub fn new(window: WindowMs, by: impl Numbering, now: UnixMs) -> Counter {
+        Counter { window, number: by.number(window, now), current: 0, previous: 0 }
     }
 
-    pub fn start(&self) -> UnixMs {
-        UnixMs::start_of_window(self.number, self.window)
+    #[inline(always)]
+    pub fn start(&self, by: impl Numbering) -> UnixMs {
+        by.start(self.window, self.number)
     }
 
     /// The first millisecond after the current window.
-    fn end(&self) -> UnixMs {
-        self.start() + self.window
+    #[inline(always)]
+    fn end(&self, by: impl Numbering) -> UnixMs {
+        by.start(self.window, self.number + 1)
+    }
+
+    #[inline(always)]
+    pub fn length_ms(&self, by: impl Numbering) -> u64 {
+        by.length_ms(self.window, self.number)
     }
 
     pub fn is_zero(&self) -> bool {
@@ -53,12 +128,12 @@ impl Counter {
     /// The counter as of `now`. In a later window it is empty, except that in the next one the current units of a
     /// sliding window become the previous ones. At an earlier time it is unchanged.
     #[inline(always)]
-    pub fn advance(self, method: Method, now: UnixMs) -> Counter {
-        let number = now.window_number(self.window);
+    pub fn advance(self, by: impl Numbering, now: UnixMs) -> Counter {
+        let number = by.number(self.window, now);
         if number <= self.number {
             return self;
         }
-        let fades = method == Method::Sliding && number == self.number + 1;
+        let fades = by.method() == Method::Sliding && number == self.number + 1;
         Counter { number, current: 0, previous: if fades { self.current } else { 0 }, ..self }
     }
 
@@ -69,7 +144,7 @@ impl Counter {
             return self.current;
         }
         let window = self.window.get();
-        let left = window - now.since(self.start());
+        let left = window - now.since(self.start(Method::Sliding));
         (self.current + scale(self.previous, left, window)).min(MAX_COUNT)
     }
 
@@ -78,31 +153,31 @@ impl Counter {
     /// In a fixed window, that is the next window, which is empty. In a sliding one, the previous units fade during
     /// the current window, and the current ones during the next.
     #[inline(always)]
-    pub fn wait_until(&self, method: Method, most: u64, now: UnixMs) -> u64 {
-        let fits = match method {
-            Method::Fixed => self.end(),
+    pub fn wait_until(&self, by: impl Numbering, most: u64, now: UnixMs) -> u64 {
+        let fits = match by.method() {
+            Method::Fixed => self.end(by),
             Method::Sliding if self.current <= most => {
-                self.start() + fades_to(most - self.current, self.previous, self.window)
+                self.start(by) + fades_to(most - self.current, self.previous, self.window)
             }
-            Method::Sliding => self.end() + fades_to(most, self.current, self.window),
+            Method::Sliding => self.end(by) + fades_to(most, self.current, self.window),
         };
         fits.since(now)
     }
 
     /// The first millisecond at which it no longer counts.
-    pub fn ends(&self, method: Method) -> UnixMs {
-        match method {
-            Method::Sliding if self.current > 0 => self.end() + self.window,
-            Method::Fixed | Method::Sliding => self.end(),
+    pub fn ends(&self, by: impl Numbering) -> UnixMs {
+        match by.method() {
+            Method::Sliding if self.current > 0 => self.end(by) + self.window,
+            Method::Fixed | Method::Sliding => self.end(by),
         }
     }
 
     /// Puts a counter that is too far ahead of the clock into the window after the present one, which may end at once. Returns
     /// whether it was.
-    pub fn move_back(&mut self, to: MoveBack) -> bool {
-        let moves = to.applies(self.start(), self.window.get());
+    pub fn move_back(&mut self, by: impl Numbering, to: MoveBack) -> bool {
+        let moves = to.applies(self.start(by), self.length_ms(by));
         if moves {
-            self.number = to.clock.window_number(self.window) + 1;
+            self.number = by.number(self.window, to.clock) + 1;
         }
         moves
     }
@@ -116,9 +191,10 @@ impl Counter {
 
     /// Gives back up to `units` from the window of `as_of` and, if sliding, from the one before it, if it still holds
     /// them. Returns how many. It stays in its window, also if `as_of` is in the next.
-    pub fn refund(&mut self, method: Method, units: u64, as_of: UnixMs) -> u64 {
-        let named = as_of.window_number(self.window);
-        let from_current = named == self.number || (method == Method::Sliding && named == self.number + 1);
+    pub fn refund(&mut self, by: impl Numbering, units: u64, as_of: UnixMs) -> u64 {
+        let named = by.number(self.window, as_of);
+        let from_current =
+            named == self.number || (by.method() == Method::Sliding && named == self.number + 1);
         let from_previous = named == self.number || named + 1 == self.number;
         let mut left = units;
         for (count, counted_by_then) in

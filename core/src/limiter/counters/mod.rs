@@ -5,7 +5,7 @@ mod packed;
 
 use std::ops::Deref;
 
-pub use counter::{Counter, Method};
+pub use counter::{ByCalendar, CALENDAR_APART, Counter, Method, Numbering};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
@@ -28,6 +28,8 @@ enum Store {
     Sliding(PackedCounter),
     /// Several counters, or one with large numbers.
     Many(Box<Many>),
+    /// One or several counters of RL.FIXED, of which some are of the calendar.
+    Calendar(Box<Many>),
     /// No counter yet.
     Empty(Method),
 }
@@ -49,9 +51,15 @@ impl Counters {
         match &self.0 {
             Store::Fixed(_) => Method::Fixed,
             Store::Sliding(_) => Method::Sliding,
-            Store::Many(many) => many.method,
+            Store::Many(many) | Store::Calendar(many) => many.method,
             Store::Empty(method) => *method,
         }
+    }
+
+    /// Whether some of its windows may be of the calendar. Then it must be read [by that](ByCalendar).
+    #[inline(always)]
+    pub fn is_of_calendar(&self) -> bool {
+        CALENDAR_APART && matches!(self.0, Store::Calendar(_))
     }
 
     pub fn algorithm(&self) -> Algorithm {
@@ -65,14 +73,17 @@ impl Counters {
     fn packed(&self) -> Option<&PackedCounter> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => Some(packed),
-            Store::Many(_) | Store::Empty(_) => None,
+            Store::Many(_) | Store::Calendar(_) | Store::Empty(_) => None,
         }
     }
 
     /// The counters as they were last written, shortest window first.
     pub fn iter(&self) -> impl Iterator<Item = Counter> + '_ {
         let one = self.packed().and_then(PackedCounter::unpack);
-        let many = if let Store::Many(many) = &self.0 { many.counters.as_slice() } else { &[] };
+        let many: &[Counter] = match &self.0 {
+            Store::Many(many) | Store::Calendar(many) => &many.counters,
+            Store::Fixed(_) | Store::Sliding(_) | Store::Empty(_) => &[],
+        };
         one.into_iter().chain(many.iter().copied())
     }
 
@@ -97,7 +108,7 @@ impl Counters {
     fn len(&self) -> usize {
         match &self.0 {
             Store::Fixed(_) | Store::Sliding(_) => 1,
-            Store::Many(many) => many.counters.len(),
+            Store::Many(many) | Store::Calendar(many) => many.counters.len(),
             Store::Empty(_) => 0,
         }
     }
@@ -105,7 +116,7 @@ impl Counters {
     fn source(&self) -> TimeSource {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source,
-            Store::Many(many) => many.source,
+            Store::Many(many) | Store::Calendar(many) => many.source,
             Store::Empty(_) => TimeSource::Unknown,
         }
     }
@@ -113,28 +124,21 @@ impl Counters {
     pub fn set_source(&mut self, source: TimeSource) {
         match &mut self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.source = source,
-            Store::Many(many) => many.source = source,
+            Store::Many(many) | Store::Calendar(many) => many.source = source,
             Store::Empty(_) => {}
         }
     }
 
-    /// Those that can still count at `now`, shortest window first.
-    fn live(&self, now: UnixMs) -> impl Iterator<Item = Counter> + '_ {
-        self.iter().filter(move |counter| self.is_live(counter, now))
-    }
-
-    fn is_live(&self, counter: &Counter, now: UnixMs) -> bool {
-        counter.ends(self.method()) > now
-    }
-
     /// See [`Limiter::relocate`](super::Limiter::relocate).
     pub fn relocate(self, mover: &mut impl Mover) -> Counters {
+        let mut moved = |many| {
+            let mut many: Box<Many> = mover.move_box(many);
+            many.counters = mover.move_vec(std::mem::take(&mut many.counters));
+            many
+        };
         Counters(match self.0 {
-            Store::Many(many) => {
-                let mut many = mover.move_box(many);
-                many.counters = mover.move_vec(std::mem::take(&mut many.counters));
-                Store::Many(many)
-            }
+            Store::Many(many) => Store::Many(moved(many)),
+            Store::Calendar(many) => Store::Calendar(moved(many)),
             store @ (Store::Fixed(_) | Store::Sliding(_) | Store::Empty(_)) => store,
         })
     }
@@ -142,7 +146,9 @@ impl Counters {
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match &self.0 {
-            Store::Many(many) => size_of::<Many>() + many.counters.capacity() * size_of::<Counter>(),
+            Store::Many(many) | Store::Calendar(many) => {
+                size_of::<Many>() + many.counters.capacity() * size_of::<Counter>()
+            }
             Store::Fixed(_) | Store::Sliding(_) | Store::Empty(_) => 0,
         }
     }
@@ -151,7 +157,9 @@ impl Counters {
     fn find(&self, window: WindowMs) -> Option<Counter> {
         match &self.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.if_window(window),
-            Store::Many(many) => many.counters.iter().find(|counter| counter.window == window).copied(),
+            Store::Many(many) | Store::Calendar(many) => {
+                many.counters.iter().find(|counter| counter.window == window).copied()
+            }
             Store::Empty(_) => None,
         }
     }
@@ -159,7 +167,7 @@ impl Counters {
     /// Replaces the counter of the same window, or inserts `counter` and drops those that no longer count at
     /// `now`. Returns whether the end of what counts moved.
     #[inline(always)]
-    fn put(&mut self, counter: Counter, now: UnixMs) -> bool {
+    fn put(&mut self, counter: Counter, by: impl Numbering, now: UnixMs) -> bool {
         // The end does not move if the counter already had units in this window.
         let end_moved = |old: &Counter| old.number != counter.number || old.current == 0;
         match &mut self.0 {
@@ -171,7 +179,7 @@ impl Counters {
                     return end_moved(&old);
                 }
             }
-            Store::Many(many) => {
+            Store::Many(many) | Store::Calendar(many) => {
                 if let Some(old) = many.counters.iter_mut().find(|old| old.window == counter.window) {
                     let end_moved = end_moved(old);
                     *old = counter;
@@ -180,14 +188,14 @@ impl Counters {
             }
             Store::Empty(_) => {}
         }
-        self.insert(counter, now);
+        self.insert(counter, by, now);
         true
     }
 
     /// What [`put`](Self::put) does if the counter is new, or does not fit where it is.
-    fn insert(&mut self, counter: Counter, now: UnixMs) {
-        let mut all: Vec<Counter> =
-            self.iter().filter(|old| old.window != counter.window && self.is_live(old, now)).collect();
+    fn insert(&mut self, counter: Counter, by: impl Numbering, now: UnixMs) {
+        let stays = |old: &Counter| old.window != counter.window && old.ends(by) > now;
+        let mut all: Vec<Counter> = self.iter().filter(stays).collect();
         let place = all.partition_point(|old| old.window < counter.window);
         all.insert(place, counter);
         self.replace(all);
@@ -195,11 +203,11 @@ impl Counters {
 
     #[cold]
     #[inline(never)]
-    fn move_back(&mut self, to: MoveBack) -> bool {
+    fn move_back(&mut self, by: impl Numbering, to: MoveBack) -> bool {
         let mut counters: Vec<Counter> = self.iter().collect();
         let mut moved = false;
         for counter in &mut counters {
-            moved |= counter.move_back(to);
+            moved |= counter.move_back(by, to);
         }
         if moved {
             self.replace(counters);
@@ -219,32 +227,51 @@ impl Counters {
             (Some(packed), Method::Sliding) => Store::Sliding(packed),
             (None, _) => {
                 counters.shrink_to_fit();
-                Store::Many(Box::new(Many { method, source, counters }))
+                let of_calendar =
+                    CALENDAR_APART && counters.iter().any(|counter| counter.window.is_of_calendar());
+                let many = Box::new(Many { method, source, counters });
+                if of_calendar { Store::Calendar(many) } else { Store::Many(many) }
             }
         };
     }
+
+    /// Makes room for counters of the calendar, which are added next.
+    #[cold]
+    #[inline(never)]
+    pub fn make_room_for_calendar(&mut self) {
+        let (method, source, counters) = (self.method(), self.source(), self.iter().collect());
+        self.0 = Store::Calendar(Box::new(Many { method, source, counters }));
+    }
 }
 
-/// Counters with their method, which is looked up once for a request.
-pub struct ByMethod<C> {
+/// Counters with the numbering of their windows, which is looked up once for a request.
+pub struct Numbered<C, N> {
     counters: C,
-    method: Method,
+    by: N,
 }
 
-impl<C: Deref<Target = Counters>> ByMethod<C> {
+impl<C: Deref<Target = Counters>> Numbered<C, Method> {
+    /// Counters that [have no windows of the calendar](Counters::is_of_calendar).
     #[inline(always)]
-    pub fn of(counters: C) -> ByMethod<C> {
-        ByMethod { method: counters.method(), counters }
+    pub fn by_method(counters: C) -> Numbered<C, Method> {
+        Numbered { by: counters.method(), counters }
     }
 }
 
-impl<'a> ByMethod<&'a Counters> {
-    pub fn counters(&self) -> &'a Counters {
-        self.counters
+impl<C: Deref<Target = Counters>> Numbered<C, ByCalendar> {
+    pub fn by_calendar(counters: C) -> Numbered<C, ByCalendar> {
+        Numbered { by: ByCalendar, counters }
     }
 }
 
-impl<C: Deref<Target = Counters>> State for ByMethod<C> {
+impl<C: Deref<Target = Counters>, N: Numbering> Numbered<C, N> {
+    /// The counters that can still count at `now`, shortest window first.
+    fn live(&self, now: UnixMs) -> impl Iterator<Item = Counter> + '_ {
+        self.counters.iter().filter(move |counter| counter.ends(self.by) > now)
+    }
+}
+
+impl<C: Deref<Target = Counters>, N: Numbering> State for Numbered<C, N> {
     /// The counter of the window, advanced to the time.
     type Place = Counter;
 
@@ -252,20 +279,20 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     fn usage(&self, quota: Quota, now: UnixMs) -> Usage<Counter> {
         let window = quota.window();
         let counter = match self.counters.find(window) {
-            Some(counter) => counter.advance(self.method, now),
-            None => Counter::new(window, now),
+            Some(counter) => counter.advance(self.by, now),
+            None => Counter::new(window, self.by, now),
         };
         Usage { used: counter.used(now), place: counter }
     }
 
     #[inline(always)]
     fn wait_until(&self, _quota: Quota, counter: &Counter, most: u64, now: UnixMs) -> u64 {
-        counter.wait_until(self.method, most, now)
+        counter.wait_until(self.by, most, now)
     }
 
     #[inline(always)]
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool {
-        let live = || self.counters.live(now).map(|counter| counter.window);
+        let live = || self.live(now).map(|counter| counter.window);
         quotas.len() + self.counters.len() <= MAX_TIERS || fit_beside(quotas, live())
     }
 
@@ -273,14 +300,16 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
     fn is_ahead_of(&self, now: UnixMs) -> bool {
         match &self.counters.0 {
             Store::Fixed(packed) | Store::Sliding(packed) => packed.start_ms() > now.get(),
-            Store::Many(many) => many.counters.iter().any(|counter| counter.start() > now),
+            Store::Many(many) | Store::Calendar(many) => {
+                many.counters.iter().any(|counter| counter.start(self.by) > now)
+            }
             Store::Empty(_) => false,
         }
     }
 
     fn newest_in(&self, quotas: &[Quota]) -> UnixMs {
         let named = quotas.iter().filter_map(|quota| self.counters.find(quota.window()));
-        named.map(|counter| counter.start()).max().unwrap_or_default()
+        named.map(|counter| counter.start(self.by)).max().unwrap_or_default()
     }
 
     #[inline(always)]
@@ -294,7 +323,7 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
 
     /// The lifetime of the counter that counts longest.
     fn lifetime_ms(&self, now: UnixMs) -> u64 {
-        self.counters.iter().map(|counter| counter.ends(self.method).since(now)).max().unwrap_or(0)
+        self.counters.iter().map(|counter| counter.ends(self.by).since(now)).max().unwrap_or(0)
     }
 
     /// Counters live exactly as long as they count.
@@ -304,25 +333,31 @@ impl<C: Deref<Target = Counters>> State for ByMethod<C> {
 
     fn windows(&self, now: UnixMs) -> Vec<WindowUsage> {
         let shown = |counter: Counter| {
-            let counter = counter.advance(self.method, now);
+            let counter = counter.advance(self.by, now);
             let Counter { window, current, previous, .. } = counter;
             let used = counter.used(now);
             WindowUsage {
                 window,
+                window_ms: counter.length_ms(self.by),
                 limit: None,
                 used,
-                reset_after_ms: if used == 0 { 0 } else { counter.wait_until(self.method, 0, now) },
-                counts: (self.method == Method::Sliding).then_some(SlidingCounts { current, previous }),
+                reset_after_ms: if used == 0 { 0 } else { counter.wait_until(self.by, 0, now) },
+                counts: (self.by.method() == Method::Sliding).then_some(SlidingCounts { current, previous }),
             }
         };
-        self.counters.live(now).map(shown).collect()
+        let mut windows: Vec<WindowUsage> = Vec::new();
+        for shown in self.live(now).map(shown) {
+            let place = windows.partition_point(|other| other.window_ms <= shown.window_ms);
+            windows.insert(place, shown);
+        }
+        windows
     }
 }
 
-impl StateMut for ByMethod<&mut Counters> {
+impl<N: Numbering> StateMut for Numbered<&mut Counters, N> {
     #[inline(always)]
     fn move_back(&mut self, to: MoveBack) -> bool {
-        self.counters.move_back(to)
+        self.counters.move_back(self.by, to)
     }
 
     #[inline(always)]
@@ -332,7 +367,7 @@ impl StateMut for ByMethod<&mut Counters> {
             let units = tier.usage.place.add(units);
             if units > 0 {
                 tier.usage.used = (tier.usage.used + units).min(MAX_COUNT);
-                change.end_moved |= self.counters.put(tier.usage.place, now);
+                change.end_moved |= self.counters.put(tier.usage.place, self.by, now);
                 change.units = change.units.max(units);
             }
         }
@@ -343,12 +378,11 @@ impl StateMut for ByMethod<&mut Counters> {
         let (mut left, mut units): (Vec<Counter>, _) = (self.counters.iter().collect(), 0);
         for quota in quotas {
             if let Some(counter) = left.iter_mut().find(|counter| counter.window == quota.window()) {
-                units = units.max(counter.refund(self.method, refund.units, refund.as_of));
+                units = units.max(counter.refund(self.by, refund.units, refund.as_of));
             }
         }
         left.retain(|counter| !counter.is_zero());
-        let emptied =
-            units > 0 && !left.iter().any(|counter| self.counters.is_live(counter, refund.ended_by));
+        let emptied = units > 0 && !left.iter().any(|counter| counter.ends(self.by) > refund.ended_by);
         if units > 0 && !emptied {
             self.counters.replace(left);
         }

@@ -173,7 +173,7 @@ impl<L: Entries> State for L {
         let shown = |window| {
             let used = self.in_window(window, now).used;
             let reset_after_ms = if used == 0 { 0 } else { (self.newest() + window).since(now) };
-            WindowUsage { window, limit: None, used, reset_after_ms, counts: None }
+            WindowUsage { window, window_ms: window.get(), limit: None, used, reset_after_ms, counts: None }
         };
         self.retention().map(shown).into_iter().collect()
     }
