@@ -743,9 +743,7 @@ describe("express", () => {
     const line = 'give it a name, as in guard.limit({ name: "search", quotas: "5/h" })';
     assert.deepEqual(
       warned.mock.calls.map((call) => call.arguments),
-      [
-        [`this limit has no name, and its route is not known here: ${line}`],
-      ],
+      [[`this limit has no name, and its route is not known here: ${line}`]],
     );
     // What is mounted once with a parameter, and once without, has one name.
     const named = express.Router().get("/", guard.limit({ name: "named", quotas: "5/h" }), answer);
