@@ -1,7 +1,7 @@
 // Policies: what a guard limits, and what each asks for a request.
 
 import { type Algorithm, checkedAlgorithm } from "../commands/commands.js";
-import { type Item, itemsOf } from "./fields.js";
+import { type Item, itemsOf, type Shown } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -59,6 +59,8 @@ export interface Policy<R = unknown> {
    * again makes it no longer. It is longer than the windows, and only for `log`, without a lease. No block if left out.
    */
   block?: Window | undefined;
+  /** Answers tell none of its figures, except for the wait. It is shown if left out. */
+  hidden?: boolean | undefined;
   /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */
   dryRun?: boolean | undefined;
 }
@@ -75,7 +77,7 @@ export type Costs = number | Readonly<Record<string, number>>;
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
-  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "blockMs">;
+  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "isShown" | "shown" | "blockMs">;
   /** Whom the policy counts; undefined if it counts all together. */
   readonly who: string | undefined;
 }
@@ -85,6 +87,9 @@ class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
+  /** Whether answers tell its figures. */
+  readonly isShown: boolean;
+  readonly shown: Shown;
   readonly blockMs: number | undefined;
   readonly quotas: readonly Quota[];
   readonly #rules: Rules;
@@ -94,7 +99,7 @@ class CheckedPolicy<R> {
   /** Whether any request has had a key. */
   #isUsed = false;
 
-  constructor(policy: Policy<R>, unnamed: string, prefix: string) {
+  constructor(policy: Policy<R>, unnamed: string, { prefix, shown }: Pick<Setting<R>, "prefix" | "shown">) {
     const {
       quotas,
       name = unnamed,
@@ -104,17 +109,17 @@ class CheckedPolicy<R> {
       cost = 1,
       lease = 0,
       block,
+      hidden,
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
     // The name of a route has a space between method and path.
     this.name = checkedName(name, policy.name === undefined ? /^[ -~]+$/ : undefined);
     this.#begin = `${prefix}${name}:`;
-    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm));
+    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
     this.items = itemsOf(name, this.quotas, unit);
     whole("the units of a lease", lease);
     if (block !== undefined) this.blockMs = blockOf(block, this.quotas, algorithm, lease);
-    const all =
-      block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], algorithm);
+    const all = block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], false);
     this.#rules = new Rules(algorithm, all, LEASE_MS, lease);
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
@@ -122,6 +127,8 @@ class CheckedPolicy<R> {
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
     this.dryRun = dryRun === true;
+    this.isShown = !this.dryRun && hidden !== true;
+    this.shown = shown;
   }
 
   /** How many rows it asks for. */
@@ -208,6 +215,7 @@ export interface Setting<R> {
   /** Whose quotas a request uses by policies without a key of their own. */
   readonly whoOf: KeyOf<R>;
   readonly prefix: string;
+  readonly shown: Shown;
 }
 
 /** The policies of one limit. It tells what a request asks for. */
@@ -215,8 +223,7 @@ export class PolicySet<R> {
   /** The policies; undefined if a function chooses them. */
   fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #policies: Policies<R> | Choose<R>;
-  readonly #whoOf: KeyOf<R>;
-  readonly #prefix: string;
+  readonly #setting: Setting<R>;
   /** Tells the route of a request, whose name policies without a name have from the first request on. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
@@ -225,11 +232,10 @@ export class PolicySet<R> {
 
   constructor(
     policies: Policies<R> | Choose<R>,
-    { whoOf, prefix }: Setting<R>,
+    setting: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    this.#whoOf = whoOf;
-    this.#prefix = prefix;
+    this.#setting = setting;
     this.#policies = policies;
     this.#routeOf = routeOf;
     if (typeof policies === "function") return;
@@ -266,7 +272,7 @@ export class PolicySet<R> {
     const fixed = policies === this.#policies ? this.fixed : undefined;
     const checked = fixed ?? this.#checkedList(policies, name);
     const costOf = costsOf(checked, costs);
-    const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
+    const shares = checked.map((policy) => policy.share(request, this.#setting.whoOf, costOf(policy.name)));
     const there = (shares: readonly (PolicyShare | undefined)[]) =>
       shares.filter((share) => share !== undefined);
     if (shares.some(isPromise)) return Promise.all(shares.map(async (share) => share)).then(there);
@@ -297,7 +303,7 @@ export class PolicySet<R> {
 
   /** The policy with its options checked. Each policy is checked only once, as long as its name is the same. */
   #checked(policy: string | Policy<R>, name: string): CheckedPolicy<R> {
-    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#prefix);
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#setting);
     if (typeof policy === "string") {
       const text = `${name} ${policy}`;
       let checked = this.#texts.get(text);
