@@ -177,7 +177,7 @@ impl Places {
 
     fn rules(&self, n: u64) -> Arc<Rules> {
         let quotas = vec![Quota::new(n, self.ttl)];
-        Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
     }
 
     fn now(&self) -> u64 {
