@@ -13,7 +13,6 @@
 //! - `steps_back`: a clock that steps back frees nothing early.
 //! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and refuses the rest.
-//! - `refusals`: which argument is refused, by which text.
 //! - `corpus`: replays what the fuzzer has found. `fuzzed` are its targets, see `fuzz/src/lib.rs`.
 
 mod all;
@@ -27,7 +26,6 @@ mod lifetimes;
 mod memory;
 mod naive;
 mod refunds;
-mod refusals;
 mod replies;
 mod steps_back;
 

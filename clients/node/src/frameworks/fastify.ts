@@ -41,8 +41,9 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   /** @internal */
   protected override handler(policies: PolicySet<R>): Hook<R> {
     const hook: Hook<R> = async (request, reply) => {
-      const { allowed, status, fields, body } = await this.decide(request, reply, policies);
-      if (allowed || reply.sent) return undefined;
+      const answer = await this.decide(request, reply, policies);
+      if (answer === undefined || reply.sent) return undefined;
+      const { status, fields, body } = answer;
       return reply.code(status).headers(fields).send(textOf(body));
     };
     limits.set(hook, policies as unknown as PolicySet<never>);

@@ -1,6 +1,6 @@
 // The commands that are sent for requests, and how their replies are read.
 
-import { type Verdicts, type Key as Name, prefixed, rl, type Words, wordsOf } from "../commands/commands.js";
+import { type Verdicts, type Key as Name, prefixed, rl, type Words } from "../commands/commands.js";
 import type { Key } from "./key.js";
 import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
@@ -67,10 +67,13 @@ export class Command {
     const [{ key, rules, cost }] = this.shares as [Share];
     const asks = this.request !== undefined;
     const units = cost + this.size;
-    const isAhead = asks && rules.withinMs > 0;
-    const how = isAhead ? { withinMs: rules.withinMs } : { partial: asks };
-    const options = { cost: units === 1 ? undefined : units, ...how, at };
-    return wordsOf(rl[rules.algorithm], prefix, [key, rules.quotas, options]);
+    const words: Words = [rules.command, prefixed(prefix, key)];
+    for (const [, limit, window] of rules.words) words.push(limit, window);
+    if (units !== 1) words.push("COST", String(units));
+    if (asks && rules.withinMs > 0) words.push("WITHIN", `${rules.withinMs}ms`);
+    else if (asks) words.push("PARTIAL");
+    if (at !== undefined) words.push("AT", String(at));
+    return words;
   }
 
   #rows(prefix: Name, at: number | undefined): Words {

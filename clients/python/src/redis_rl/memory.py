@@ -42,7 +42,7 @@ def _compiled() -> tuple[Any, Any]:
         raise ImportError(_MISSING) from error
     code = resources.files(__package__).joinpath("redis_rl.wasm")
     if not code.is_file():
-        raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
+        raise FileNotFoundError(f"{code} is missing: install redis-rl again, in a clone after make wasm")
     config = wasmtime.Config()
     # Else two threads compile, and stay: a program that forks is warned of them.
     config.parallel_compilation = False
@@ -133,6 +133,10 @@ class MemoryLimiter:
         if isinstance(now_ms, bool) or not isinstance(now_ms, int | float) or not 0 <= now_ms <= _MOST_MS:
             raise ValueError(f"a time is Unix milliseconds: {now_ms!r}")
         return int(now_ms)
+
+    def clear(self) -> None:
+        """Forgets all keys, so that tests of one process do not meet each other's counts."""
+        self.execute_command("FLUSHALL")
 
     def close(self) -> None:
         """Does nothing: it is there because clients have it."""

@@ -23,8 +23,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
+from inspect import signature
 from time import sleep
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, TypeVar
 
 from .. import http
 from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable
@@ -158,7 +159,13 @@ class AsyncGuard:
         clock: Clock | None = None,
         on_limited: OnLimited | None = None,
         on_outage: OnOutage | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        for name in unknown:
+            options = [
+                each.name for each in signature(AsyncGuard).parameters.values() if each.kind is each.KEYWORD_ONLY
+            ]
+            raise TypeError(f"a Guard has no option {name}: there are {', '.join(options)}")
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fields not in _FIELDS or fields_on not in ("all", "refusals"):
