@@ -57,10 +57,10 @@ class BucketLine:
         here = self._here
         try:
             [outcome] = await here.decide([Request([share])])
-        except BaseException as error:
+        except Exception as error:
             outcome = error
         now_ms = here.now_ms()
-        if isinstance(outcome, BaseException):
+        if isinstance(outcome, Exception):
             if not waiter.done():
                 waiter.set_exception(wire.explained(outcome, [share.rules.command, share.key]))
             self._follow(self._turns.refused(now_ms))
@@ -111,7 +111,7 @@ class BucketLine:
         words = wire.take(share.rules.command, share.key, share.rules.quotas, -share.cost, at=at, partial=True)
 
         def told(reply: Any) -> None:
-            is_back = isinstance(reply, Exception) or wire.verdict(reply).taken < 0
+            is_back = isinstance(reply, Exception) or (wire.verdict(reply).taken or 0) < 0
             self._follow(self._turns.returned(self._here.now_ms(), turn, is_back))
 
         self._here.send(share.key, words, told)

@@ -186,7 +186,7 @@ _queues: dict[Any, ref[Queue]] = {}
 
 
 def queue_of(where: Hashable, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
-    """Returns the queue of this name, in a process by its number or in an event loop. It lasts while somebody has it."""
+    """Returns the queue of this name, in a process by its number or in an event loop. It lasts while in use."""
     key, made = (where, *name), make()
     # One instruction both looks and adds. The last one that waits takes the entry away with the queue.
     lost: Any = partial(_queues.pop, key)
