@@ -57,7 +57,13 @@ export async function acquire(
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
   const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
-  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas, algorithm), 0, 0, withinMs);
+  const rules = new Rules(
+    checkedAlgorithm(algorithm),
+    checkedQuotas(quotas, algorithm === "fixed"),
+    0,
+    0,
+    withinMs,
+  );
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
   const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);

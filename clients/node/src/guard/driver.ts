@@ -1,6 +1,5 @@
 // Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
-import { setMaxListeners } from "node:events";
 import { type Asker, limiterOf } from "../lines/asker.js";
 import { checkedClock, type Clock, isError, isMistake, type Now } from "../commands/clock.js";
 import {
@@ -294,16 +293,18 @@ export class Driver {
   }
 }
 
+/** What waits for each signal: many waits may share one, and Node would warn of a leak at its eleventh listener. */
+const waiting = new WeakMap<AbortSignal, Set<(reason: Error) => void>>();
+
 /** Calls `call` when the signal is aborted. The function that it returns stops that. */
 export function onAbort(signal: AbortSignal | undefined, call: (reason: Error) => void): () => void {
   if (signal === undefined) return () => {};
-  const abort = () => call(signal.reason as Error);
-  // Many waits may share a signal; without this Node would warn of a leak at the eleventh listener.
-  try {
-    setMaxListeners(0, signal);
-  } catch {
-    // A signal that is not Node's own, such as jsdom's, causes no warning.
-  }
-  signal.addEventListener("abort", abort);
-  return () => signal.removeEventListener("abort", abort);
+  const calls = waiting.get(signal) ?? new Set();
+  const abort = () => {
+    waiting.delete(signal);
+    for (const each of calls) each(signal.reason as Error);
+  };
+  if (!waiting.has(signal)) signal.addEventListener("abort", abort, { once: true });
+  waiting.set(signal, calls.add(call));
+  return () => calls.delete(call);
 }

@@ -2,7 +2,7 @@
 
 import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type ClockOption, isError, isMistake } from "../commands/clock.js";
+import { checkedClock, type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { block, blocked } from "./block.js";
@@ -17,6 +17,7 @@ import {
   problem,
   refusal,
   type Reply,
+  type Shown,
   standing,
 } from "./fields.js";
 import { type Answer, Request as Asked } from "../keys/request.js";
@@ -67,6 +68,13 @@ export interface GuardOptions<R> extends ClockOption {
   rememberMs?: number | undefined;
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
+  /**
+   * Which header fields answers have besides `Retry-After`: those of the `standard`, those of GitHub (`x-ratelimit`),
+   * `both` or `none`; `standard` if left out.
+   */
+  fields?: "standard" | "x-ratelimit" | "both" | "none" | undefined;
+  /** Which answers have them: `all`, or `refusals`; `all` if left out. */
+  fieldsOn?: "all" | "refusals" | undefined;
   /**
    * Called when a policy refuses a request; one with `dryRun` too, and then the decision allows it. For a request that
    * is refused it may return the response, to which the decision's fields are added, unless the response replaces them.
@@ -161,6 +169,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       timeoutMs = 100,
       rememberMs = 0,
       prefix = "",
+      fields = "standard",
+      fieldsOn = "all",
       clock,
       onOutage,
       logger = console,
@@ -169,17 +179,13 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
     const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
-    this.#setting = { whoOf: key ?? ofClient, prefix };
+    const asker = askerOf(client, timeoutMs);
+    const now = clock === undefined ? (asker.clock ?? (() => Date.now())) : checkedClock(clock);
+    this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     time("rememberMs", rememberMs);
-    this.#driver = new Driver(
-      askerOf(client, timeoutMs),
-      rememberMs,
-      clock,
-      outageLog(MEANWHILE[fail], logger),
-      onOutage,
-    );
+    this.#driver = new Driver(asker, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.#places = new Places(this.#driver.forgetful());
@@ -296,10 +302,11 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (place === undefined || place.held) return placed(decisionOf(passage.met), place);
     giveBack(passage, []);
     const { policies, ...standing } = decisionOf(passage.met);
+    const fields = fieldsOf(passage.met, true);
     const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
     const decision = {
       ...standing,
-      ...problem(429, [name], standing.fields),
+      ...problem(429, [name], fields),
       allowed: false,
       limited: true,
       policies: { ...policies, [name]: figures },
@@ -487,7 +494,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   #closed(passage: Passage, own: readonly Visit[]): Decision {
     giveBack(passage, own);
     passage.isRefused = true;
-    return answered({ ...PASSES, fields: fieldsOf(passage.met) }, AWAY);
+    return answered({ ...PASSES, fields: fieldsOf(passage.met, true) }, AWAY);
   }
 
   /** The log has said that Redis is away, so the console is not told again for each request. */
@@ -641,14 +648,22 @@ function decisionOf(
 ): Decision {
   const policies = Object.fromEntries(met.map(({ share, rows }) => [share.policy.name, figuresOf(rows)]));
   const figures = { allowed: !limited, limited, retryAfterMs, policies };
-  if (limited) return { ...figures, ...refusal(...linesOf(met), retryAfterMs) };
+  if (limited) return { ...figures, ...refusal(...linesOf(met), shownOf(met), retryAfterMs) };
   return { ...figures, status: 200, fields: fieldsOf(met) };
 }
 
 /** What is left of the policies as header fields; none if nothing is known. */
-function fieldsOf(met: readonly Omit<Met, "old">[]): Fields {
+function fieldsOf(met: readonly Omit<Met, "old">[], isRefusal = false): Fields {
+  if (met.length === 0) return {};
+  const shown = shownOf(met);
+  if (shown.on === "refusals" && !isRefusal) return {};
   const [items, rows] = linesOf(met);
-  return rows.some((row) => row !== undefined) ? standing(items, rows) : {};
+  return rows.some((row) => row !== undefined) ? standing(items, rows, shown) : {};
+}
+
+/** All policies of a request have what its guard says. */
+function shownOf(met: readonly Omit<Met, "old">[]): Shown {
+  return (met[0] as Met).share.policy.shown;
 }
 
 /** The items of header fields, and the verdict on the quota of each. */
@@ -656,7 +671,7 @@ function linesOf(met: readonly Omit<Met, "old">[]): [items: Item[], rows: (Verdi
   const items: Item[] = [];
   const rows: (Verdict | undefined)[] = [];
   for (const { share, rows: verdicts } of met) {
-    if (share.policy.dryRun) continue;
+    if (!share.policy.isShown) continue;
     const own = share.policy.items;
     // A lease has the verdict of a single quota, which is found by its limit.
     const whole = verdicts !== undefined && verdicts.length >= own.length;

@@ -116,7 +116,7 @@ export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, pr
   const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   time("timeoutMs", timeoutMs);
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], "log"), 0, 0);
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], false), 0, 0);
   const [key, markKey] = [prefixed(prefix, name), prefixed(`${prefix}waiting:`, name)];
   return { key, markKey, limit, forMs, taking: rulesOf(limit), rulesOf };
 }

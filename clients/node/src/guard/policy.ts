@@ -1,7 +1,7 @@
 // Policies: what a guard limits, and what each asks for a request.
 
 import { type Algorithm, checkedAlgorithm } from "../commands/commands.js";
-import { type Item, itemsOf } from "./fields.js";
+import { type Item, itemsOf, type Shown } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -59,6 +59,8 @@ export interface Policy<R = unknown> {
    * again makes it no longer. It is longer than the windows, and only for `log`, without a lease. No block if left out.
    */
   block?: Window | undefined;
+  /** Answers tell none of its figures, except for the wait. It is shown if left out. */
+  hidden?: boolean | undefined;
   /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */
   dryRun?: boolean | undefined;
 }
@@ -75,7 +77,7 @@ export type Costs = number | Readonly<Record<string, number>>;
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
-  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "blockMs">;
+  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "isShown" | "shown" | "blockMs">;
   /** Whom the policy counts; undefined if it counts all together. */
   readonly who: string | undefined;
 }
@@ -85,6 +87,9 @@ class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
+  /** Whether answers tell its figures. */
+  readonly isShown: boolean;
+  readonly shown: Shown;
   readonly blockMs: number | undefined;
   readonly quotas: readonly Quota[];
   readonly #rules: Rules;
@@ -94,7 +99,7 @@ class CheckedPolicy<R> {
   /** Whether any request has had a key. */
   #isUsed = false;
 
-  constructor(policy: Policy<R>, unnamed: string, prefix: string) {
+  constructor(policy: Policy<R>, unnamed: string, { prefix, shown }: Pick<Setting<R>, "prefix" | "shown">) {
     const {
       quotas,
       name = unnamed,
@@ -104,17 +109,17 @@ class CheckedPolicy<R> {
       cost = 1,
       lease = 0,
       block,
+      hidden,
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
     // The name of a route has a space between method and path.
     this.name = checkedName(name, policy.name === undefined ? /^[ -~]+$/ : undefined);
     this.#begin = `${prefix}${name}:`;
-    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm));
+    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
     this.items = itemsOf(name, this.quotas, unit);
     whole("the units of a lease", lease);
     if (block !== undefined) this.blockMs = blockOf(block, this.quotas, algorithm, lease);
-    const all =
-      block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], algorithm);
+    const all = block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], false);
     this.#rules = new Rules(algorithm, all, LEASE_MS, lease);
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
@@ -122,6 +127,8 @@ class CheckedPolicy<R> {
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
     this.dryRun = dryRun === true;
+    this.isShown = !this.dryRun && hidden !== true;
+    this.shown = shown;
   }
 
   /** How many rows it asks for. */
@@ -208,28 +215,27 @@ export interface Setting<R> {
   /** Whose quotas a request uses by policies without a key of their own. */
   readonly whoOf: KeyOf<R>;
   readonly prefix: string;
+  readonly shown: Shown;
 }
 
 /** The policies of one limit. It tells what a request asks for. */
 export class PolicySet<R> {
-  /** The policies; undefined if a function chooses them. */
+  /** The policies, of a limit without a name by the route that was seen last; undefined if a function chooses them. */
   fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #policies: Policies<R> | Choose<R>;
-  readonly #whoOf: KeyOf<R>;
-  readonly #prefix: string;
-  /** Tells the route of a request, whose name policies without a name have from the first request on. */
+  readonly #setting: Setting<R>;
+  /** Tells the route of a request, whose name policies without a name have: each route is a limit by itself. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
   readonly #texts = new Recent<CheckedPolicy<R>>(1000);
-  readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+  readonly #objects = new WeakMap<Policy<R>, Map<string, CheckedPolicy<R>>>();
 
   constructor(
     policies: Policies<R> | Choose<R>,
-    { whoOf, prefix }: Setting<R>,
+    setting: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    this.#whoOf = whoOf;
-    this.#prefix = prefix;
+    this.#setting = setting;
     this.#policies = policies;
     this.#routeOf = routeOf;
     if (typeof policies === "function") return;
@@ -262,30 +268,24 @@ export class PolicySet<R> {
     costs: Costs | undefined,
   ): MaybePromise<readonly PolicyShare[]> {
     if (policies === undefined || policies === null) return [];
-    if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
-    const fixed = policies === this.#policies ? this.fixed : undefined;
-    const checked = fixed ?? this.#checkedList(policies, name);
+    let named = name;
+    if (this.#routeOf !== undefined && !areNamed(policies)) {
+      named = this.#routeOf(request);
+      if (named === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.limit(");
+    }
+    const isFixed = policies === this.#policies;
+    const known = isFixed && named === this.#name ? this.fixed : undefined;
+    const checked = known ?? this.#checkedList(policies, named);
+    if (isFixed) [this.#name, this.fixed] = [named, checked];
     const costOf = costsOf(checked, costs);
-    const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
+    const shares = checked.map((policy) => policy.share(request, this.#setting.whoOf, costOf(policy.name)));
     const there = (shares: readonly (PolicyShare | undefined)[]) =>
       shares.filter((share) => share !== undefined);
     if (shares.some(isPromise)) return Promise.all(shares.map(async (share) => share)).then(there);
     return there(shares as (PolicyShare | undefined)[]);
   }
 
-  /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
-  nameBy(route: string | undefined, policies = this.#policies): void {
-    if (typeof policies === "function" || areNamed(policies)) return;
-    if (route !== undefined && route === this.#name) return;
-    if (route === undefined || this.#name !== undefined) {
-      const why = route === undefined ? UNKNOWN_ROUTE : `it is on ${this.#name} and on ${route}`;
-      throw unnamed(policies, why, "guard.limit(");
-    }
-    this.#name = route;
-    if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
-  }
-
-  #checkedList(policies: Policies<R>, name = this.#name ?? "requests"): readonly CheckedPolicy<R>[] {
+  #checkedList(policies: Policies<R>, name = "requests"): readonly CheckedPolicy<R>[] {
     const checked = listOf(policies).map((policy) => this.#checked(policy, name));
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
@@ -297,7 +297,7 @@ export class PolicySet<R> {
 
   /** The policy with its options checked. Each policy is checked only once, as long as its name is the same. */
   #checked(policy: string | Policy<R>, name: string): CheckedPolicy<R> {
-    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#prefix);
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#setting);
     if (typeof policy === "string") {
       const text = `${name} ${policy}`;
       let checked = this.#texts.get(text);
@@ -306,8 +306,10 @@ export class PolicySet<R> {
     }
     if (typeof policy !== "object" || (policy as unknown) === null)
       throw new TypeError("a policy is text such as 5/10s, or has quotas");
-    let checked = this.#objects.get(policy);
-    if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
+    const byName = this.#objects.get(policy) ?? new Map<string, CheckedPolicy<R>>();
+    let checked = byName.get(policy.name ?? name);
+    if (checked === undefined) byName.set(policy.name ?? name, (checked = make(policy)));
+    this.#objects.set(policy, byName);
     return checked;
   }
 }

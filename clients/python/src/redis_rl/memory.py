@@ -25,7 +25,10 @@ from ._turns import Turn
 
 __all__ = ["MemoryLimiter"]
 
-_MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
+_MISSING = (
+    "decisions in this process, as of MemoryLimiter and of fail='local', need wasmtime: pip install redis-rl[memory]. "
+    "It has binaries for Linux, macOS and Windows on x86-64 and arm64"
+)
 # The size of the buffer for commands and replies, and the size from which a buffer is not kept.
 _BYTES, _KEPT_BYTES = 2**14, 2**20
 _MOST_KEYS = 2**32 - 1
@@ -38,7 +41,7 @@ def _compiled() -> tuple[Any, Any]:
     """Compiles the module once for all limiters of a process."""
     try:
         import wasmtime
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(_MISSING) from error
     code = resources.files(__package__).joinpath("redis_rl.wasm")
     if not code.is_file():

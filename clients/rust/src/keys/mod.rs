@@ -8,6 +8,7 @@ mod key;
 pub mod place;
 mod request;
 mod share;
+pub mod way;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};

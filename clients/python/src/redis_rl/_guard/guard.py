@@ -42,7 +42,7 @@ from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes, OnOutage
-from .policies import ByHand, Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
+from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Known, Part, Taken, Visit
 
@@ -189,7 +189,7 @@ class AsyncGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(ByHand, self._routes))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._key, self._prefix = key, prefix
@@ -298,7 +298,8 @@ class AsyncGuard:
     def _limit(self, policies: Policies | None) -> Limit:
         if policies is None:
             return self._all
-        return self._by_hand(policies) if isinstance(policies, str) else ByHand(self._routes, policies)
+        make: Any = self._by_hand if isinstance(policies, str) else self._by_hand.__wrapped__
+        return make(policies)  # type: ignore[no-any-return]
 
     def _visit_of(self, request: Any, what: str) -> Visit | None:
         """Returns the visit, or None if the request is over."""
@@ -500,13 +501,15 @@ class AsyncGuard:
         self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, options: HoldOptions
     ) -> Any:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"places have a name, such as reports: {name!r}")
         visit, request = self._visit_of(request, "hold a place"), self._own(request)
         if visit and name in visit.known.by_name:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         whose = await self._whose(self._key, request, visit.whose if visit else set(), name)
         key = self._named(request, whose, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
-        settings.update(key=f"{self._prefix}{name}:{key}", limit=limit)
+        settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None
         for where in filter(None, (self._where, self._local)):
             place = make(where, **settings)
