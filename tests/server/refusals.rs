@@ -13,7 +13,9 @@ use crate::helpers::requests::REQUESTS;
 /// Arguments after the key, and the error they get: one of each. For others, see tests/model/refusals.rs.
 const REFUSED: [(&str, &str); 9] = [
     ("9007199254740992 10s", LIMIT),
-    ("1 10w", WINDOW),
+    ("1 10y", WINDOW),
+    ("1 522w", WINDOW),
+    ("1 121mo", WINDOW),
     ("1 10s 2 10000ms", SAME_WINDOW),
     ("1 1s 1 2s 1 3s 1 4s 1 5s 1 6s 1 7s 1 8s 1 9s", PAIRS),
     ("1 10s COST one", COST),
