@@ -11,7 +11,7 @@ use crate::helpers::file;
 use crate::helpers::requests::REQUESTS;
 
 /// Arguments after the key, and the error they get: one of each. For others, see tests/model/refusals.rs.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 11] = [
     ("9007199254740992 10s", LIMIT),
     ("1 10y", WINDOW),
     ("1 522w", WINDOW),

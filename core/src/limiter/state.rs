@@ -255,7 +255,7 @@ impl Limiter {
         let Request { algorithm, quotas, cost, mode, time } = request;
         match self {
             _ if cost.get() < 0 || self.algorithm() != algorithm => {}
-            Limiter::Counters(counters) if counters.is_of_calendar() => {}
+            Limiter::Counters(counters) if counters.is_of_calendar() || names_calendar(quotas) => {}
             Limiter::Counters(counters) => {
                 let decision = request.decide_and_commit(&mut Numbered::by_method(counters))?;
                 return Ok(decision);
