@@ -11,6 +11,7 @@
 //! - `all`: several keys in one step.
 //! - `forms`: short and large logs differ in memory only.
 //! - `steps_back`: a clock that steps back frees nothing early.
+//! - `turns`: nobody who waits is overtaken, and who leaves last leaves no trace.
 //! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and refuses the rest.
 //! - `refusals`: which argument is refused, by which text.
@@ -30,6 +31,7 @@ mod refunds;
 mod refusals;
 mod replies;
 mod steps_back;
+mod turns;
 
 #[path = "../../fuzz/src"]
 mod fuzzed {
