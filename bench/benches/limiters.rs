@@ -183,7 +183,7 @@ fn peek(case: Case) {
 }
 
 fn parse_one_tier(limit: &str, window: &str) {
-    measured(|| request::parse_quota(black_box(limit).as_bytes(), window.as_bytes())).expect("a quota");
+    measured(|| request::parse_plain_quota(black_box(limit).as_bytes(), window.as_bytes())).expect("a quota");
 }
 
 fn parse(args: &[&str]) {

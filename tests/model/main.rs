@@ -14,7 +14,6 @@
 //! - `turns`: nobody who waits is overtaken, and who leaves last leaves no trace.
 //! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and refuses the rest.
-//! - `refusals`: which argument is refused, by which text.
 //! - `corpus`: replays what the fuzzer has found. `fuzzed` are its targets, see `fuzz/src/lib.rs`.
 
 mod all;
@@ -28,7 +27,6 @@ mod lifetimes;
 mod memory;
 mod naive;
 mod refunds;
-mod refusals;
 mod replies;
 mod steps_back;
 mod turns;

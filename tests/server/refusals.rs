@@ -6,46 +6,81 @@ use std::collections::BTreeSet;
 use harness::{COMMANDS, Server, error_text};
 use redis::Value;
 
-use crate::helpers::errors::{AT, COST, LIMIT, PAIRS, SAME_WINDOW, SYNTAX, WINDOW, WRONGTYPE};
+use crate::helpers::errors::{
+    AT, COST, FORCE_AND_PARTIAL, LIMIT, MONTHS, PAIRS, PARTIAL, SAME_WINDOW, SYNTAX, WINDOW, WITHIN,
+    WITHIN_AND_OTHERS, WITHIN_OF_BUCKET, WRONGTYPE,
+};
 use crate::helpers::file;
 use crate::helpers::requests::REQUESTS;
 
-/// Arguments after the key, and the error they get: one of each. For others, see tests/model/refusals.rs.
-const REFUSED: [(&str, &str); 11] = [
-    ("9007199254740992 10s", LIMIT),
-    ("1 10y", WINDOW),
-    ("1 522w", WINDOW),
-    ("1 121mo", WINDOW),
-    ("1 10s 2 10000ms", SAME_WINDOW),
-    ("1 1s 1 2s 1 3s 1 4s 1 5s 1 6s 1 7s 1 8s 1 9s", PAIRS),
-    ("1 10s COST one", COST),
-    ("1 10s AT -1", AT),
-    ("1 10s COST 1 COST 1", SYNTAX),
-    ("1 10s BOGUS", SYNTAX),
-    ("1 10s COST 1 AT 1 %s\u{7f}", SYNTAX),
+/// What every command refuses: the error, and what stands after the key, separated by commas. What is valid and what it means is said once, in
+/// fuzz/src/parser.rs, for tests/model/arguments.rs and the fuzzer.
+const REFUSED: [(&str, &str); 10] = [
+    (
+        LIMIT,
+        "-1 1s,9007199254740992 1s,1.0 1s,1e3 1s,abc 1s,0x1 1s,+1 1s,01 1s,-0 1s,99999999999999999999999 1s",
+    ),
+    (
+        WINDOW,
+        "1 0,1 0s,1 0ms,1 -1,1 -1s,1 +1,1 01,1 1.5s,1 1e3,1 0x10,1 s,1 ms,1 d,1 inf,1 1s\0,1 \x001s,1 १s,1 1µs",
+    ),
+    (
+        WINDOW,
+        "1 3651d,1 522w,1 121mo,1 0mo,1 0w,1 1mos,1 1m0,1 1wo,1 1y,1 1mm,1 1sm,1 1dd,1 315360001,1 315360000001ms",
+    ),
+    (WINDOW, "1 99999999999999999999,1 9007199254740991d,1 9007199254740991w,1 9007199254740991mo"),
+    (SAME_WINDOW, "1 10s 2 10000ms,1 60s 2 1m,1 1 2 1000ms,1 1w 2 1W"),
+    (PAIRS, "1 1s 1 2s 1 3s 1 4s 1 5s 1 6s 1 7s 1 8s 1 9s"),
+    (COST, "1 1s COST one,1 1s COST 1.5,1 1s COST -,1 1s COST --1,1 1s COST -0,1 1s COST +1"),
+    (COST, "1 1s COST 9007199254740992,1 1s COST -9007199254740992,1 1s COST FORCE"),
+    (AT, "1 1s AT -1,1 1s AT 9007199254740992,1 1s AT now,1 1s AT 1.5"),
+    (
+        SYNTAX,
+        "1 1 s,1 1s BOGUS,1 1s COST 1 COST 1,1 1s AT 1 AT 1,1 1s COST,1 1s AT,1 1s COST 1 2 3s,1 1s COST 1 AT 1 %s\u{7f}",
+    ),
+];
+
+const BUCKET: [&str; 1] = ["RL.BUCKET"];
+const OTHERS: [&str; 3] = ["RL.SLIDING", "RL.LOG", "RL.BUCKET"];
+
+/// The same of some commands.
+const REFUSED_BY_SOME: [(&[&str], &str, &str); 10] = [
+    (&COMMANDS, SYNTAX, "1 1s FORCE FORCE,1 1s PARTIAL PARTIAL,1 1s FORCE 1 2s"),
+    (&COMMANDS, FORCE_AND_PARTIAL, "1 1s PARTIAL FORCE,1 1s FORCE COST 2 PARTIAL"),
+    // It counts nothing, so there is nothing to force, and no part to take.
+    (&["RL.PEEK"], SYNTAX, "1 1s FORCE"),
+    (&["RL.PEEK"], PARTIAL, "1 1s PARTIAL"),
+    (&["RL.FIXED", "RL.SLIDING", "RL.LOG", "RL.PEEK"], WITHIN_OF_BUCKET, "1 1s WITHIN 1s"),
+    (&OTHERS, MONTHS, "1 1mo,1 120MO"),
+    (&OTHERS, SAME_WINDOW, "1 1w 2 7d"),
+    (
+        &BUCKET,
+        WITHIN,
+        "1 1s WITHIN 0,1 1s WITHIN -1,1 1s WITHIN 1x,1 1s WITHIN 3651d,1 1s WITHIN 1.5s,1 1s WITHIN 1mo",
+    ),
+    (&BUCKET, WITHIN_AND_OTHERS, "1 1s WITHIN 1s FORCE,1 1s FORCE WITHIN 1s,1 1s within 1s partial"),
+    (&BUCKET, SYNTAX, "1 1s WITHIN,1 1s WITHIN 1s WITHIN 1s"),
 ];
 
 #[test]
 fn an_error_names_the_argument_and_its_range_and_changes_nothing() {
     let server = Hosts::start();
-    for (name, key) in [("RL.FIXED", "f"), ("RL.SLIDING", "s"), ("RL.LOG", "l"), ("RL.PEEK", "f")] {
-        if name != "RL.PEEK" {
-            server.value(&format!("{name} {key} 5 10s COST 2 AT 0"));
-        }
-        let before = server.digest();
-        for (arguments, error) in REFUSED {
-            assert_eq!(server.error(&format!("{name} {key} {arguments}")), error, "{name} {arguments}");
-            assert_eq!(server.error(&format!("{name} missing {arguments}")), error, "{name} {arguments}");
-        }
-        assert_eq!(server.digest(), before, "{name}");
+    for name in COMMANDS {
+        server.value(&format!("{name} {name} 5 10s COST 2 AT 0"));
     }
-    assert_eq!(server.error("RL.FIXED f 1 10s FORCE FORCE"), SYNTAX);
-    assert_eq!(
-        server.error("RL.PEEK f 1 10s FORCE"),
-        SYNTAX,
-        "a peek counts nothing, so there is nothing to force"
-    );
-    assert_eq!(server.integer("DBSIZE"), 3);
+    let before = server.digest();
+    let everywhere = REFUSED.map(|(error, words)| (REQUESTS.as_slice(), error, words));
+    for (names, error, lines) in everywhere.into_iter().chain(REFUSED_BY_SOME) {
+        for name in names {
+            let key = if *name == "RL.PEEK" { "RL.FIXED" } else { name };
+            for words in lines.split(',') {
+                for key in [key, "missing"] {
+                    assert_eq!(server.error(&format!("{name} {key} {words}")), error, "{name} {words:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(server.digest(), before);
 }
 
 #[test]

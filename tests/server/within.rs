@@ -1,8 +1,7 @@
 //! WITHIN: units of a bucket are taken ahead, in the order of the calls, and the reply says how long to wait for them.
 
-use crate::helpers::errors::{SYNTAX, WITHIN, WITHIN_AND_OTHERS, WITHIN_OF_BUCKET};
 use crate::helpers::hosts::{Host, Hosts};
-use harness::{COMMANDS, ReplicationStream, Server};
+use harness::{ReplicationStream, Server};
 
 const NOW: i64 = 1_900_000_000_000;
 
@@ -182,26 +181,8 @@ fn a_clock_that_steps_back_keeps_nobody_waiting_for_it() {
 }
 
 #[test]
-fn it_is_an_option_of_buckets_alone_and_not_beside_force_and_partial() {
+fn what_takes_nothing_waits_for_nothing() {
     let server = Hosts::start();
-    for name in COMMANDS.into_iter().chain(["RL.PEEK"]).filter(|name| *name != "RL.BUCKET") {
-        let error = server.error(&format!("{name} k 1 1s WITHIN 1s"));
-        assert_eq!(error, WITHIN_OF_BUCKET, "{name}");
-    }
-    let error = server.error("RL.ALL k BUCKET 1 1s 1 WITHIN 1s");
-    assert_eq!(error, WITHIN_OF_BUCKET);
-    for options in ["WITHIN 1s FORCE", "FORCE WITHIN 1s", "PARTIAL WITHIN 1s", "within 1s partial"] {
-        let error = server.error(&format!("RL.BUCKET k 1 1s {options}"));
-        assert_eq!(error, WITHIN_AND_OTHERS, "{options}");
-    }
-    for options in ["WITHIN", "WITHIN 1s WITHIN 1s"] {
-        assert_eq!(server.error(&format!("RL.BUCKET k 1 1s {options}")), SYNTAX, "{options}");
-    }
-    for value in ["0", "-1", "1x", "3651d", "1.5s", "99999999999999999999"] {
-        let error = server.error(&format!("RL.BUCKET k 1 1s WITHIN {value}"));
-        assert_eq!(error, WITHIN, "{value}");
-    }
-    // What takes nothing waits for nothing.
     server.value("RL.BUCKET k 1 1h");
     assert_eq!(server.seven("RL.BUCKET k 1 1h COST 0 WITHIN 1s")[..4], [0, 1, 0, -1]);
     assert_eq!(server.seven("RL.BUCKET k 0 1h WITHIN 3650d")[..4], [1, 0, 0, -1]);

@@ -24,6 +24,7 @@ mkdir routes/up && echo 'export default eventHandler(() => "up")' > routes/up/in
 npx nitropack build >log 2>&1 || cat log >&2
 # The build needs nothing beside it.
 mv .output built && rm -r node_modules
+export PORT=$(node lib/free-port.mjs)
+HOST=127.0.0.1 node built/server/index.mjs >service.log 2>&1 &
 trap 'kill $!' EXIT
-PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 node built/server/index.mjs >&2 &
-node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))" 3
+node lib/ask.mjs "http://127.0.0.1:$PORT" 3

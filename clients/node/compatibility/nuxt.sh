@@ -19,6 +19,7 @@ export default defineEventHandler((event) => guard.middleware(toWebRequest(event
 END
 NUXT_TELEMETRY_DISABLED=1 npx nuxt build >log 2>&1 || tail -30 log >&2
 mv .output built && rm -r node_modules
+export PORT=$(node lib/free-port.mjs)
+HOST=127.0.0.1 node built/server/index.mjs >service.log 2>&1 &
 trap 'kill $!' EXIT
-PORT=$((REDIS_PORT + 1)) HOST=127.0.0.1 node built/server/index.mjs >&2 &
-node lib/ask.mjs "http://127.0.0.1:$((REDIS_PORT + 1))/api/found" 3
+node lib/ask.mjs "http://127.0.0.1:$PORT/api/found" 3

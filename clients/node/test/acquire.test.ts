@@ -188,12 +188,12 @@ describe("acquire", () => {
   });
 
   for (const asked of [true, false])
-    test(`turns of many who are aborted together all go back, ${asked ? "" : "also "}those ${asked ? "that wait" : "on their way"}`, async () => {
+    test(`turns of a thousand who are aborted together all go back, ${asked ? "" : "also "}those ${asked ? "that wait" : "on their way"}`, async () => {
       const leaving = new AbortController();
-      const options = { timeoutMs: 3_600_000, signal: leaving.signal };
+      const options = { timeoutMs: 36_000_000, signal: leaving.signal };
       await acquire(client, "bucket", "key", "1/10s");
-      const waiting = Array.from({ length: 100 }, () => acquire(client, "bucket", "key", "1/10s", options));
-      if (asked) await waitFor("all turns", async () => (await calls(server, "RL.BUCKET")) === 101);
+      const waiting = Array.from({ length: 1000 }, () => acquire(client, "bucket", "key", "1/10s", options));
+      if (asked) await waitFor("all turns", async () => (await calls(server, "RL.BUCKET")) === 1001);
       leaving.abort();
       await Promise.all(waiting.map((each) => assert.rejects(each)));
       await waitFor("all turns to be back", async () => {
@@ -201,6 +201,36 @@ describe("acquire", () => {
         return (retryAfterMs ?? 0) <= 10_000;
       });
     });
+
+  test("those behind whoever leaves a bucket move up: of sixty 23 leave and ten come, and the last is the 47th", async () => {
+    const begin = performance.now();
+    const leaving = new AbortController();
+    const wait = (signal?: AbortSignal) => acquire(client, "bucket", "key", "1/30ms", { signal });
+    const sixty = Array.from({ length: 60 }, (_, i) => wait(i >= 20 && i < 43 ? leaving.signal : undefined));
+    await waitFor("some to be served", async () => performance.now() >= begin + 200);
+    leaving.abort();
+    const all = await Promise.allSettled([...sixty, ...Array.from({ length: 10 }, () => wait())]);
+    const times = all.flatMap((each) => (each.status === "fulfilled" ? [each.value.at ?? 0] : []));
+    times.sort((a, b) => a - b);
+    assert.equal(times.length, 47);
+    // As of each time one, without a gap.
+    assert.deepEqual([(times.at(-1) ?? 0) - (times[0] ?? 0), new Set(times).size], [46 * 30, 47]);
+  });
+
+  test("a turn that cannot go back is kept for the next of the process, who takes it without a command", async () => {
+    const abort = new AbortController();
+    await acquire(client, "bucket", "key", "1/s");
+    const leaves = assert.rejects(acquire(client, "bucket", "key", "1/s", { signal: abort.signal }));
+    await waitFor("its turn", async () => (await calls(server, "RL.BUCKET")) === 2);
+    // Another process stands behind it.
+    const behind = await client.rl.bucket("key", "1/s", { withinMs: 60_000 });
+    abort.abort();
+    await leaves;
+    await waitFor("what does not go back", async () => (await calls(server, "RL.BUCKET")) === 4);
+    const { allowed, at } = await acquire(client, "bucket", "key", "1/s");
+    assert.deepEqual([allowed, at], [true, (behind.at ?? 0) - 1000]);
+    assert.equal(await calls(server, "RL.BUCKET"), 4);
+  });
 
   test("of other algorithms one of the process asks, and the others stand in order behind it", async () => {
     const order: number[] = [];
@@ -211,17 +241,18 @@ describe("acquire", () => {
     assert.ok(asked <= 10, String(asked));
   });
 
-  test("who stands behind the first leaves the line at once if its time is not enough, or by its signal", async () => {
-    await client.rl.log("key", "1/h");
+  test("who stands behind the first asks a last time when its time is over, and leaves at once by its signal", async () => {
+    await client.rl.log("key", "2/h");
     const ends = [new AbortController(), new AbortController()] as const;
-    const [first, next] = ends.map(({ signal }) => acquire(client, "log", "key", "1/h", { signal }));
-    // At the same time as the others, later, with no time, and in vain.
-    for (const options of [{ timeoutMs: 1000 }, { timeoutMs: 1000 }, { timeoutMs: 0 }, { cost: 2 }]) {
-      const { limited, retryAfterMs } = await acquire(client, "log", "key", "1/h", options);
-      assert.deepEqual([limited, (retryAfterMs ?? 0) > 3_000_000], [true, options.cost !== 2]);
+    const wait = (options: AcquireOptions) => acquire(client, "log", "key", "2/h", options);
+    const [first, next] = ends.map(({ signal }) => wait({ signal, cost: 2 }));
+    // One unit is free, whatever the first was told.
+    assert.equal((await wait({ timeoutMs: 50 })).allowed, true);
+    // Behind the others, with no time, and in vain.
+    for (const options of [{ timeoutMs: 50 }, { timeoutMs: 0 }, { cost: 3 }]) {
+      const { limited, retryAfterMs } = await wait(options);
+      assert.deepEqual([limited, (retryAfterMs ?? 0) > 3_000_000], [true, options.cost !== 3]);
     }
-    assert.equal(await calls(server, "RL.LOG"), 3);
-    assert.equal(await calls(server, "RL.ALL"), 1);
     for (const end of ends) end.abort();
     for (const each of [first, next]) await assert.rejects(each as Promise<unknown>, { name: "AbortError" });
   });

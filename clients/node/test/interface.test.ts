@@ -41,7 +41,7 @@ const DEFAULTS: Record<string, RegExp> = {
   "the client's address": /client's address if left out/,
   nothing: /empty if left out/,
   log: /default is `log`/,
-  off: /^Decides and counts, but refuses nothing/,
+  off: /^Decides and counts, but refuses nothing|It is shown if left out/,
   "the log": /The log says so all the same/,
 };
 

@@ -358,3 +358,11 @@ describe("while Redis is away a guard limits by itself, and by Redis again withi
     await guard.close();
   });
 });
+
+test("clearing it forgets what an earlier test has counted", async () => {
+  const memory = new MemoryLimiter();
+  const allowed = async () => (await memory.log("k", "1/h")).allowed;
+  assert.deepEqual([await allowed(), await allowed()], [true, false]);
+  memory.clear();
+  assert.ok(await allowed());
+});

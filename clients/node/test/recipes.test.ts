@@ -214,4 +214,9 @@ test("the recipe for Prometheus counts refusals by policy, dry runs too", async 
     );
     assert.match(counted, line);
   }
+  assert.match(counted, /^rate_limit_away 0$/m);
+  server.freeze();
+  open.push(() => server.thaw());
+  await guard.take({ ...asked } as Request);
+  assert.match(await register.metrics(), /^rate_limit_away 1$/m);
 });

@@ -109,7 +109,7 @@ def test_arguments_that_make_no_sense_are_refused(acquire: Acquire) -> None:
         acquire("log", "k", "5/10s", cost=-1)
     with pytest.raises(ValueError, match="is not a quota"):
         acquire("log", "k", "5 a second")
-    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
+    with pytest.raises(ValueError, match="there are 1 to 8 quotas"):
         acquire("log", "k")
     with pytest.raises(ValueError, match="timeout is in seconds"):
         acquire("log", "k", "5/10s", timeout=float("nan"))

@@ -21,7 +21,7 @@ from redis_rl._guard.guard import SyncGuard
 from redis_rl.asgi import Guard, Policy
 
 from .forwarder import forwarding
-from .guards import SCOPE, is_local, noting
+from .guards import PATIENT, SCOPE, is_local, noting
 from .rights import Rights
 from .servers import PATIENCE, Server, counted, wait_for
 
@@ -187,7 +187,7 @@ def test_the_log_says_why_a_server_refuses_a_connection(
         raw.execute_command("ACL", "SETUSER", "bob", "on", ">x", "~*", "+@all", "-select")
         raw.config_set(*spoil)
         for _ in range(5):
-            with deciding(kind, server.port, client={"protocol": protocol, **client}, timeout=PATIENCE) as decide:
+            with deciding(kind, server.port, client={"protocol": protocol, **client}, timeout=PATIENT) as decide:
                 assert decide() is None
         raw.config_set(spoil[0], before)
         raw.execute_command("ACL", "DELUSER", "bob")
@@ -210,7 +210,7 @@ def test_the_log_says_why_a_cluster_is_not_learned(
 
     async def decide() -> None:
         made = kind(host="127.0.0.1", port=cluster[0].port, username="app", **client)
-        guard = Guard(made, "5/h", timeout=PATIENCE)
+        guard = Guard(made, "5/h", timeout=PATIENT)
         assert not (await guard.take(dict(SCOPE))).policies
         await guard.close()
         await made.aclose()
@@ -226,7 +226,7 @@ def test_a_server_without_the_module_or_with_an_older_one_is_named(
     kind: str, algorithm: Any, server_without_module: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     policies = Policy("q", "5/h", algorithm=algorithm)
-    with deciding(kind, server_without_module.port, policies=policies, timeout=PATIENCE) as decide:
+    with deciding(kind, server_without_module.port, policies=policies, timeout=PATIENT) as decide:
         assert decide() is None
     older = (
         ", or one older than this package: load the newest" if algorithm == "bucket" else ": load it, also on replicas"

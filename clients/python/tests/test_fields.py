@@ -79,6 +79,12 @@ def test_an_answer_of_the_applications_own_has_them_too() -> None:
     assert asked("2/m, 9/h", 3, **options) == {**REFUSED, **X_REFUSED, **WAIT}
 
 
+def test_an_unknown_option_names_those_that_there_are() -> None:
+    options: Any = {"fail_open": True}
+    with pytest.raises(TypeError, match="a Guard has no option fail_open: there are key, fail, timeout, remember"):
+        Guard(MemoryLimiter(), "2/m", **options)
+
+
 @pytest.mark.parametrize("options", [{"fields": "github"}, {"fields_on": "none"}, {"timeout": 100}])
 def test_options_that_there_are_not_are_refused(options: Any) -> None:
     with pytest.raises(ValueError, match=r"x-ratelimit|in seconds, above 0 and at most 60"):

@@ -33,6 +33,7 @@ import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision, Figures, MemoryLimiter
 from redis_rl._guard.guard import VISIT
+from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Guard, Policy, Refused
 from redis_rl.testing import Clock
 
@@ -45,6 +46,7 @@ from .test_away import ThreadGuard
 
 RESOLVER = Policy("resolver", "5/h", key="all")
 HOUR = timedelta(hours=1)
+LIMITS = [("tpm", 1000), ("rpm", 5)]
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -535,3 +537,47 @@ def test_inner_methods_of_a_guard_are_not_public(kind: Any, more: set[str]) -> N
     guard = kind(MemoryLimiter())
     public = {name for name in {*dir(kind), *vars(guard)} if not name.startswith("_")}
     assert public == {"middleware", "limit", "take", "peek", "hold", "settle", "close", *more}
+
+
+def test_what_was_taken_stays_counted_if_settling_is_interrupted(
+    server: Server, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, requests = Policy("tpm", "1000/m", key="all", cost=100), Policy("rpm", "5/m", key="all")
+    guard = redis_rl.flask.Guard(redis.Redis(port=server.port), timeout=PATIENT)
+    with Flask(__name__).test_request_context():
+        visit = Visit(guard._state(flask_request), VISIT)
+        assert guard.take(flask_request, [tokens, requests])
+        lines = guard._where.here().lines
+        exchange = lines.exchange
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            exchange(*arguments, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lines, "exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            guard.settle(flask_request, {"tpm": 30})
+        monkeypatch.setattr(lines, "exchange", exchange)
+        visit.end()
+    used = {name: limit - raw.execute_command("RL.PEEK", f"{name}:all", limit, "1m")[2] for name, limit in LIMITS}
+    assert used == {"tpm": 30, "rpm": 1}
+
+
+async def test_the_fields_after_settling_a_policy_that_was_met_twice_are_those_of_the_server(
+    server: Server, raw: redis.Redis
+) -> None:
+    tokens = Policy("tokens", "100/h", key="all", cost=20)
+    guard = guard_of(server, tokens)
+
+    async def left(fields: Any) -> int:
+        told = raw.execute_command("RL.PEEK", "tokens:all", 100, "1h")[2]
+        assert f'"tokens-1h";r={told};' in fields["RateLimit"]
+        return int(told)
+
+    visit = await guard._begin(dict(SCOPE), [])
+    await guard._take_of([guard._limit(tokens)], SCOPE, visit=visit, is_by_hand=True)
+    assert await left(visit.fields()) == 60
+    assert await left(await visit.settle({"tokens": 42})) == 58
+    assert await left(await visit.settle({"tokens": 10})) == 90
+    assert await left(await visit.settle({"tokens": 30})) == 70
+    await guard.close()

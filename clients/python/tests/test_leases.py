@@ -278,7 +278,7 @@ def test_a_cost_that_the_server_would_refuse_is_an_error_of_its_own(limiter: Rat
 def test_settings_that_make_no_sense_are_refused(limiter: RateLimiter) -> None:
     with pytest.raises(ValueError, match="fixed, sliding, log or bucket"):
         Leases(limiter, "leaky", (5, "1m"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="from 1 to 8 quotas are needed"):
+    with pytest.raises(ValueError, match="there are 1 to 8 quotas"):
         Leases(limiter, "log")
     with pytest.raises(ValueError, match="a whole number from 0"):
         Leases(limiter, "log", (5, "1m"), units=-1)

@@ -24,7 +24,6 @@ from limits.storage import storage_from_string
 from starlette.testclient import TestClient
 
 import redis_rl.limits
-from redis_rl.testing import Clock
 
 from . import servers
 from .servers import Server, blocked, calls, paused, wait_for
@@ -77,8 +76,6 @@ def uri_of(kind: str, request: pytest.FixtureRequest, login: str = "") -> str:
     scheme = "async+redis-rl" if "async" in kind else "redis-rl"
     if "cluster" in kind:
         return f"{scheme}+cluster://{login}127.0.0.1:{request.getfixturevalue('cluster')[0].port}"
-    if "memory" in kind:
-        return f"{scheme}+memory://"
     if "sentinel" in kind:
         return f"{scheme}+sentinel://127.0.0.1:{request.getfixturevalue('sentinel')}/mine"
     return f"{scheme}://{login}127.0.0.1:{request.getfixturevalue('server').port}"
@@ -95,7 +92,7 @@ def strategies_of(kind: str, request: pytest.FixtureRequest, login: str = "", **
     loop = asyncio.new_event_loop()
     storage = loop.run_until_complete(make(uri, **options))
     yield lambda name: InLoop(loop, ASYNC_STRATEGIES[name](storage))
-    bridge = getattr(storage, "bridge", storage)
+    bridge = storage.bridge
     for each in (bridge.storage, *getattr(getattr(bridge, "sentinel", None), "sentinels", ())):
         loop.run_until_complete(each.aclose())
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -110,21 +107,6 @@ async def make(uri: str, **options: Any) -> Any:
 def strategies(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Makes a strategy by its name, on a storage of each kind."""
     with strategies_of(request.param, request) as strategies:
-        yield strategies
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """By which the library tells the time too."""
-    clock = Clock()
-    monkeypatch.setattr(time, "time", lambda: clock() / 1000)
-    return clock
-
-
-@pytest.fixture(params=[*KINDS, "memory", "async memory"])
-def timed_strategies(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
-    """The same by that clock."""
-    with strategies_of(request.param, request, clock=clock) as strategies:
         yield strategies
 
 
@@ -222,8 +204,8 @@ def client_of(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_cost_that_is_computed_counts_in_whole_units(timed_strategies: Any, name: str) -> None:
-    limiter = timed_strategies(name)
+def test_a_cost_that_is_computed_counts_in_whole_units(strategies: Any, name: str) -> None:
+    limiter = strategies(name)
     assert limiter.hit(YEARLY, "k", cost=3 * 1.5)
     assert limiter.get_window_stats(YEARLY, "k").remaining == 5
 
@@ -264,57 +246,6 @@ def test_a_script_is_sent_once_and_again_if_the_server_has_lost_it(
         client.close()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_clock_decides_instead_of_the_server_s(timed_strategies: Any, clock: Clock, name: str) -> None:
-    limiter = timed_strategies(name)
-    assert limiter.get_window_stats(HOURLY, "k") == (clock() / 1000 + (HOUR if name == "moving-window" else 0), 10)
-    assert limiter.hit(HOURLY, "k", cost=4)
-    clock.advance(HOUR - 1)
-    assert limiter.hit(HOURLY, "k", cost=6)
-    assert not limiter.test(HOURLY, "k")
-    assert not limiter.hit(HOURLY, "k")
-    stats = limiter.get_window_stats(HOURLY, "k")
-    assert stats.remaining == 0
-    if name != "sliding-window-counter":
-        assert stats.reset_time == clock() / 1000 + 1
-    clock.advance(1)
-    if name == "sliding-window-counter":
-        # The first unit of the window that has just ended fades within a tenth of this one.
-        clock.advance(1)
-        assert limiter.get_window_stats(HOURLY, "k") == (pytest.approx(clock() / 1000 + HOUR / 10 - 1), 1)
-        assert limiter.hit(HOURLY, "k", cost=1)
-    else:
-        assert limiter.hit(HOURLY, "k", cost=4 if name == "moving-window" else 10)
-    assert not limiter.hit(HOURLY, "k")
-    clock.advance(2 * HOUR)
-    assert limiter.get_window_stats(HOURLY, "k").remaining == 10
-    assert limiter.hit(HOURLY, "k", cost=10)
-    limiter.clear(HOURLY, "k")
-    assert limiter.hit(HOURLY, "k", cost=10)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_with_a_clock_reset_forgets_all_that_is_counted(server: Server, clock: Clock, name: str) -> None:
-    storage: Any = storage_from_string(f"redis-rl://127.0.0.1:{server.port}", clock=clock)  # type: ignore[arg-type]
-    limiter = STRATEGIES[name](storage)
-    assert limiter.hit(HOURLY, "k", cost=10)
-    assert storage.reset() == 1
-    assert limiter.hit(HOURLY, "k", cost=10)
-    close(storage)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_with_a_clock_redis_being_away_is_an_error_too(own_server: Server, clock: Clock, name: str) -> None:
-    storage: Any = storage_from_string(f"redis-rl://127.0.0.1:{own_server.port}", clock=clock)  # type: ignore[arg-type]
-    limiter = STRATEGIES[name](storage)
-    assert limiter.hit(HOURLY, "k")
-    own_server.kill()
-    for ask in (limiter.hit, limiter.test, limiter.get_window_stats):
-        with pytest.raises(redis.ConnectionError):
-            ask(HOURLY, "k")
-    close(storage)
-
-
 def test_a_strategy_may_be_changed_while_keys_live(any_storage: Any) -> None:
     for strategy in STRATEGIES.values():
         assert strategy(any_storage).hit(YEARLY, "k")
@@ -341,8 +272,6 @@ def test_reset_forgets_what_has_the_prefix_and_nothing_else(server: Server, raw:
 
 def test_check_tells_whether_the_module_answers(any_storage: Any) -> None:
     assert any_storage.check()
-    in_memory: Any = storage_from_string("redis-rl+memory://")
-    assert in_memory.check()
     nowhere: Any = storage_from_string("redis-rl://127.0.0.1:1")
     assert not nowhere.check()
 

@@ -56,6 +56,13 @@ def test_a_clock_moves_time() -> None:
     assert all(limiter.acquire("log", "k", "2/10s") for _ in range(20))
 
 
+def test_clearing_it_forgets_what_an_earlier_test_has_counted() -> None:
+    memory = MemoryLimiter()
+    assert [RateLimiter(memory).log("k", "1/h").allowed for _ in range(2)] == [True, False]
+    memory.clear()
+    assert RateLimiter(memory).log("k", "1/h").allowed
+
+
 def test_keys_are_bounded() -> None:
     memory = MemoryLimiter(max_keys=10)
     for number in range(100):

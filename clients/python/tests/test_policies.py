@@ -501,7 +501,7 @@ def test_a_guard_of_something_else_is_an_error(client: Any, policies: Any, optio
 async def test_a_text_that_takes_where_no_route_is_known_is_an_error(policies: Policies, server: Server) -> None:
     """Else it would count as the guard's own text does, by the same name."""
     guard = guard_of(server, "3/m", fail="open")
-    cause = r'the framework does not tell the route: give the limit a name, Policy\("search", "2/m"\)'
+    cause = r'no single route is known here: give the limit a name, Policy\("search", "2/m"\)'
     for _ in range(2):
         with pytest.raises(ValueError, match=cause):
             await guard.take(SCOPE, policies)

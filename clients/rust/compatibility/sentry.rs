@@ -1,6 +1,6 @@
 // axum under Sentry: its layers see the refusal, and a transaction for each request.
 //
-// with: redis-rl-client --features axum; axum@0.8; redis@1; tokio@1 --features full; sentry@0.49 --no-default-features --features test,tower,tower-http,tower-axum-matched-path; tower@0.5; axum-core@0.5
+// with: redis-rl-client --features axum; axum@0.8; redis@1; tokio@1 --features full; sentry@0.49 --no-default-features --features test,tower,tower-http,tower-axum-matched-path; tower@0.5
 // expect: 200 200 429
 // expect: 3 transactions
 
@@ -10,17 +10,13 @@ mod http;
 use axum::{Router, body::Body, extract::Request, routing::get};
 use redis_rl_client::web::Guard;
 use sentry::integrations::tower::{NewSentryLayer, SentryHttpLayer};
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 #[tokio::main]
 async fn main() {
     let transport = sentry::test::TestTransport::new();
-    let options = sentry::ClientOptions {
-        dsn: Some("https://public@sentry.invalid/1".parse().unwrap()),
-        transport: Some(Arc::new(transport.clone())),
-        traces_sample_rate: 1.0,
-        ..Default::default()
-    };
+    let options = sentry::ClientOptions::new().dsn("https://public@sentry.invalid/1");
+    let options = options.transport(transport.clone()).traces_sample_rate(1.0);
     let sentry = sentry::init(options);
     let guard = Guard::new(http::redis(), "2/m").unwrap();
     let app = Router::new()

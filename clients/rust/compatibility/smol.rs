@@ -9,9 +9,10 @@
 mod http;
 
 use redis_rl_client::web::Guard;
+use std::time::Duration;
 
 async fn limited(client: &str) -> String {
-    let guard = Guard::new(http::redis(), "2/m").unwrap();
+    let guard = Guard::new(http::redis(), "2/m").unwrap().timeout(Duration::from_secs(2));
     let mut passed = Vec::new();
     for _ in 0..3 {
         passed.push(guard.take(client, 1).await.is_ok().to_string());
@@ -23,7 +24,7 @@ async fn limited(client: &str) -> String {
 fn main() {
     println!("{}", smol::block_on(limited("smol")));
     smol::block_on(async {
-        let guard = Guard::new(http::redis(), "2/m").unwrap();
+        let guard = Guard::new(http::redis(), "2/m").unwrap().timeout(Duration::from_secs(2));
         let taken = guard.take("settled", 2).await.unwrap();
         guard.settle(&taken, 0).await.unwrap();
         let policies = guard.peek("settled").await.unwrap().policies();

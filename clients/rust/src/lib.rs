@@ -13,7 +13,7 @@
 )]
 #![cfg_attr(feature = "leases", doc = "- [`Places`] limits how many blocks of code are at work at once.")]
 #![cfg_attr(
-    feature = "web",
+    feature = "leases",
     doc = "- [`web`] limits the clients of a web service, as middleware for tower and actix-web."
 )]
 //!
@@ -33,7 +33,7 @@
     allow(dead_code, unused_imports, reason = "leases and guards use more of it")
 )]
 mod commands;
-#[cfg(feature = "web")]
+#[cfg(feature = "leases")]
 mod frameworks;
 #[cfg(feature = "leases")]
 mod guard;
@@ -45,7 +45,7 @@ pub mod keys;
 pub mod lines;
 #[cfg(feature = "memory")]
 mod memory;
-#[cfg(feature = "web")]
+#[cfg(feature = "leases")]
 pub mod web;
 
 #[cfg(feature = "aio")]

@@ -12,21 +12,6 @@ use crate::locked;
 
 /// The limiter in this process, for tests and single-process services. It runs the module's own code, and takes the place
 /// of a connection and of a client. Clones share the keys.
-///
-/// ```
-/// # use std::time::Duration;
-/// use redis_rl_client::{Clock, MemoryLimiter, Quota, RlCommands};
-///
-/// # fn main() -> redis::RedisResult<()> {
-/// let clock = Clock::fixed();
-/// let mut memory = MemoryLimiter::new().clock(clock.clone());
-/// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
-/// assert!(memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
-/// clock.advance(Duration::from_secs(60));
-/// assert!(!memory.rl_log("mail", Quota::per_minute(1), 1)?.limited);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct MemoryLimiter {
     memory: Arc<Mutex<Memory>>,
@@ -52,6 +37,11 @@ impl MemoryLimiter {
     #[must_use]
     pub fn clock(self, clock: impl Into<Clock>) -> MemoryLimiter {
         MemoryLimiter { clock: clock.into(), ..self }
+    }
+
+    /// Forgets all keys, so that tests of one process do not meet each other's counts.
+    pub fn clear(&self) {
+        let _ = self.reply(&redis::cmd("FLUSHALL"));
     }
 
     /// Another number for each limiter, in place of a database: so nobody waits in order with those of another.

@@ -76,6 +76,22 @@ async fn of_a_long_request_the_first_takes_stay_counted_and_it_is_settled_by_the
 }
 
 #[tokio::test]
+async fn header_fields_tell_what_is_left_after_a_policy_met_twice_was_settled_and_a_later_take_refused() {
+    async fn generate(State(guard): State<Guard>, request: Decision) -> Result<&'static str, Refusal> {
+        guard.take(&request, 25).await?;
+        guard.settle(&request, [("tokens", 42)]).await?;
+        assert_eq!(guard.take(&request, 1_000).await.unwrap_err().status(), 403);
+        Ok("generated")
+    }
+    let server = Server::start();
+    let guard = guard(&server, policy("tokens", "100/1h").cost(20));
+    let app = Router::new().route("/", get(generate)).layer(guard.layer()).with_state(guard.clone());
+    let answer = ask(&app, "/").await;
+    assert_eq!((answer.status, answer.field("ratelimit")), (200, r#""tokens-1h";r=58;t=3600"#));
+    assert_eq!(server.used("tokens:{192.0.2.1}"), 42);
+}
+
+#[tokio::test]
 async fn what_a_policy_took_several_times_is_settled_by_the_sum_and_the_oldest_is_used_first() {
     let (memory, clock) = memory();
     let policy = policy("tokens", "100/1h").key_text("all");

@@ -279,6 +279,34 @@ mod in_actix {
         TestRequest::with_uri(path).peer_addr(CLIENT)
     }
 
+    #[test]
+    fn whatever_path_method_and_field_actix_web_takes_functions_of_the_head_see() {
+        let texts = (0..=255u8).map(|byte| [b"/a", &[byte][..], b"b?c=", &[byte], b"d"].concat());
+        let whole =
+            ["*", "/", "//", "/..//.", "http://a.example/b?c", "http://a@b.example:80/c", "/%2f%00", "/?"];
+        let texts = texts.chain(whole.iter().map(|text| text.as_bytes().to_vec()));
+        for text in texts {
+            let Ok(uri) = actix_web::http::Uri::try_from(&text[..]) else { continue };
+            let (path, query) = (uri.path().to_owned(), uri.query().map(str::to_owned));
+            let mut request = TestRequest::default().to_srv_request();
+            request.head_mut().uri = uri;
+            let seen = Arc::new(Mutex::new(None));
+            let see = seen.clone();
+            let by_head = Policies::by(move |head: &Parts| {
+                *see.lock().expect("no panic") =
+                    Some((head.uri.path().to_owned(), head.uri.query().map(str::to_owned)));
+                None::<Policy>
+            });
+            let guard = Guard::new(MemoryLimiter::new(), by_head).expect("policies");
+            let request = request.request().clone();
+            futures_util::FutureExt::now_or_never(guard.take(&request, ()))
+                .expect("at once")
+                .expect("it passes");
+            let seen = seen.lock().expect("no panic").take().expect("a head");
+            assert_eq!(seen, (path, query), "{:?}", String::from_utf8_lossy(&text));
+        }
+    }
+
     #[actix_web::test]
     async fn limits_of_scopes_and_routes_and_handlers_are_one_decision_and_tell_one_field() {
         let server = Server::start();

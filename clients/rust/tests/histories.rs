@@ -356,17 +356,3 @@ fn histories_of_places_have_clocks_that_are_set_back_and_blocks_that_end_late() 
     }
     assert!(set_back >= 20 && late >= 10, "{set_back} {late}");
 }
-
-#[test]
-fn errors_are_those_of_the_table() {
-    let means = |means| match means {
-        Means::Elsewhere => "elsewhere",
-        Means::Refused => "refused",
-        Means::Cannot => "cannot",
-        Means::Fine => "ok",
-    };
-    let own = redis_rl_client::lines::ERRORS
-        .iter()
-        .map(|known| json!({"starts": known.starts, "means": means(known.means), "log": known.log}));
-    assert_eq!(own.collect::<Vec<_>>(), table::<Vec<Json>>("errors"));
-}

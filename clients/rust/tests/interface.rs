@@ -67,6 +67,7 @@ fn interface() -> Vec<&'static str> {
         Guard::on_outage(any(), any::<fn(Outage<'_>)>());
         Places::on_late(any(), any::<fn(&[u8])>());
         Clock::advance(any(), Duration::ZERO);
+        MemoryLimiter::clear(any());
         Decision::limited(any());
         Decision::retry_after(any());
         Decision::policies(any());

@@ -3,6 +3,7 @@
 mod acquire;
 mod block;
 mod burst;
+mod calendar;
 mod cases;
 mod connections;
 mod counted;

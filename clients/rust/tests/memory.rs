@@ -37,6 +37,8 @@ async fn it_is_a_connection_blocking_and_not_and_its_time_is_the_tests() {
     assert_eq!(RlCommands::rl_info(&mut memory, "a").expect("a reply"), None);
     let error = RlCommands::rl_fixed(&mut memory, "b", TWO_A_MINUTE, 1).expect_err("a log");
     assert_eq!(error.code(), Some("WRONGTYPE"));
+    memory.clone().clear();
+    assert_eq!(RlCommands::rl_info(&mut memory, "b").expect("a reply"), None);
 }
 
 #[tokio::test]

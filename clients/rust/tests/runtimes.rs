@@ -176,6 +176,7 @@ fn a_runtime_that_is_busy_keeps_no_request_of_another_waiting() {
         });
         over.send(()).expect("it computes");
         computing.join().expect("no panic");
-        assert_eq!(passed, requests.min(48), "of {requests}");
+        // What the busy one has asked last may not have left it.
+        assert!((requests.min(48)..=requests.min(49)).contains(&passed), "{passed} of {requests}");
     }
 }

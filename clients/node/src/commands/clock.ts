@@ -73,6 +73,28 @@ export function after(ms: number, call: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/**
+ * The same without being late, by as much as a timer is: who is told that a unit is free then would come after all
+ * others. For less than a millisecond it looks in each turn of the event loop.
+ */
+export function exactlyAfter(ms: number, call: () => void): () => void {
+  const dueMs = performance.now() + ms;
+  let isOver = false;
+  const look = () => {
+    const leftMs = dueMs - performance.now();
+    if (isOver) return;
+    // A test's timers may fire long before.
+    if (leftMs > 0 && leftMs < 2) setImmediate(look);
+    else call();
+  };
+  // It fires up to two milliseconds late.
+  const stop = after(Math.max(0, ms - 2), look);
+  return () => {
+    isOver = true;
+    stop();
+  };
+}
+
 /** Whether this is a `Clock`, perhaps one of another copy of the package: whether it can do what a clock does. */
 export function isClock(clock: unknown): clock is Clock {
   const { now, after } = Object(clock) as Partial<Clock>;

@@ -35,7 +35,13 @@ const holding = { ttlMs: OWN, onLate: FUNCTION, ...waiting };
 const hooks = { onLimited: FUNCTION, onOutage: FUNCTION };
 const fails = ["open", "closed", "local"];
 const fail: Check = { what: "open, closed or local", is: (value) => fails.includes(value as string) };
-const guard = { key: KEY, fail, ...asking, prefix: TEXT, ...hooks };
+const shown = ["standard", "x-ratelimit", "both", "none"];
+const fields = {
+  what: "standard, x-ratelimit, both or none",
+  is: (value: unknown) => shown.includes(value as string),
+};
+const fieldsOn = { what: "all or refusals", is: (value: unknown) => value === "all" || value === "refusals" };
+const guard = { key: KEY, fail, ...asking, prefix: TEXT, fields, fieldsOn, ...hooks };
 const store = { prefix: TEXT, ...asking };
 
 export const OPTIONS = {
@@ -53,6 +59,7 @@ export const OPTIONS = {
     cost: OWN,
     lease: OWN,
     block: OWN,
+    hidden: FLAG,
     dryRun: FLAG,
   },
   memory: { maxKeys: OWN, clock: CLOCK },

@@ -1,7 +1,6 @@
 // Quotas: how they are written, and what they mean.
 
 import { inspect } from "node:util";
-import type { Algorithm } from "./commands.js";
 import { Recent } from "./recent.js";
 
 /**
@@ -73,7 +72,7 @@ export function parseQuotas(text: string): readonly Quota[] {
   let quotas = parsed.get(text);
   if (quotas === undefined) {
     quotas = text.split(/[,;]/).map(parseOne);
-    checkNumber(quotas, `"${text}": `, "fixed");
+    checkNumber(quotas, `"${text}": `, true);
     parsed.put(text, quotas);
   }
   return quotas;
@@ -112,19 +111,19 @@ export function listOf(quotas: Quotas): readonly Quota[] {
 }
 
 /** Quotas as pairs. Throws if the server would refuse them, as a refused command would look as if Redis were away. */
-export function checkedQuotas(quotas: Quotas, algorithm: Algorithm): readonly Quota[] {
+export function checkedQuotas(quotas: Quotas, isFixed: boolean): readonly Quota[] {
   const list = listOf(quotas);
   for (const quota of list) {
     if (!Array.isArray(quota))
       throw new TypeError('quotas are text such as 5/10s, or pairs such as [5, "10s"]');
     const [limit, window] = quota;
     whole("a limit", limit);
-    if (isMonths(window) && algorithm !== "fixed")
+    if (isMonths(window) && !isFixed)
       throw new RangeError(
         `"${limit}/${window}": a window in months of the calendar needs the algorithm "fixed"`,
       );
   }
-  checkNumber(list, "", algorithm);
+  checkNumber(list, "", isFixed);
   return list;
 }
 
@@ -132,9 +131,9 @@ export function isMonths(window: Window): boolean {
   return /mo$/i.test(textOf(window));
 }
 
-function checkNumber(quotas: readonly Quota[], said: string, algorithm: Algorithm): void {
+function checkNumber(quotas: readonly Quota[], said: string, isFixed: boolean): void {
   // Of the algorithm fixed, a week of the calendar is not the same as 7 days.
-  const calendar = algorithm === "fixed" ? /mo$|w$/i : /mo$/i;
+  const calendar = isFixed ? /mo$|w$/i : /mo$/i;
   const windows = quotas.map(([, window]) => `${milliseconds(window)} ${calendar.test(window)}`);
   if (quotas.length < 1 || quotas.length > 8 || new Set(windows).size < windows.length)
     throw new RangeError(`${said}there are 1 to 8 quotas, and their windows differ`);

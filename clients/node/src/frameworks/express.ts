@@ -28,7 +28,7 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
   protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {
       this.decide(request, response, policies).then((answer) => {
-        if (answer.allowed) {
+        if (answer === undefined) {
           next();
           return;
         }

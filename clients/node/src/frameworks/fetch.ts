@@ -59,7 +59,7 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     const middleware = async (request: R, next: () => unknown): Promise<Response | undefined> => {
       const answer = await this.decide(request, undefined, policies);
-      if (!answer.allowed) return responseOf(answer);
+      if (answer !== undefined) return responseOf(answer);
       const response = (await next()) as Response | undefined;
       const own = "res" in request ? request.res : (response as Response);
       // The response to a refusal has fields of its own, unless the handler responds otherwise.

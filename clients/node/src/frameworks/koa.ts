@@ -34,9 +34,10 @@ export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middlewar
   /** @internal */
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {
-      const { allowed, status, fields, body } = await this.decide(context, context, policies);
-      if (allowed) return next();
+      const answer = await this.decide(context, context, policies);
+      if (answer === undefined) return next();
       if (context.headerSent) return;
+      const { status, fields, body } = answer;
       context.body = textOf(body) ?? "";
       context.status = status;
       context.set(fields);

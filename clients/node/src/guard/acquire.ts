@@ -1,6 +1,7 @@
 // Waiting until a limit allows a request.
 
 import { askerOf, type Asking } from "../lines/asker.js";
+import { exactlyAfter, isError } from "../commands/clock.js";
 import {
   type Algorithm,
   checkedAlgorithm,
@@ -8,13 +9,15 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver } from "./driver.js";
+import { Driver, onAbort } from "./driver.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { nameOf } from "../keys/keys.js";
 import { Rules, type Share } from "../keys/rules.js";
+import { type Says, type Turn, Turns } from "../keys/turns.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import { checkedQuotas, MAX_WINDOW_MS, type Quotas, time, whole } from "../commands/quota.js";
+import { later } from "../lines/ticks.js";
 
 export interface AcquireOptions extends WaitOptions {
   /** Units of the request; 1 if left out. */
@@ -31,9 +34,11 @@ export const TIMEOUT_MS = 1000;
 
 /**
  * Waits until a request is allowed. Of a bucket it asks once, and is served in the order of all requests that wait, of
- * all processes. Of other algorithms one of the process asks for a key and sleeps exactly as long as the refusal says;
- * the others stand in order behind it. Resolves to the refusal, at once, if the wait is longer than what is left of the
- * timeout, or if no wait helps. Rejects if an argument is wrong, if Redis does not answer, or if the signal aborts.
+ * all processes. Those of this process who ask for as much move up when one of them leaves. Of other algorithms one of
+ * the process asks for a key and sleeps exactly as long as the refusal says; the others stand in order behind it. Who
+ * asks resolves to the refusal, at once, if the wait is longer than what is left of the timeout, or if no wait helps;
+ * who stands behind others, at its timeout. Rejects if an argument is wrong, if Redis does not answer, or if the signal
+ * aborts.
  */
 export async function acquire(
   client: Asking,
@@ -52,97 +57,173 @@ export async function acquire(
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
   const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
-  const rules = new Rules(checkedAlgorithm(algorithm), checkedQuotas(quotas, algorithm), 0, 0, withinMs);
+  const rules = new Rules(
+    checkedAlgorithm(algorithm),
+    checkedQuotas(quotas, algorithm === "fixed"),
+    0,
+    0,
+    withinMs,
+  );
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
   const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);
-  if (withinMs > 0) return takenAhead(waiter, share);
   // Who has no time to wait, or waits in vain, does not stand in line.
-  if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, new Request([share]), cost);
+  if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, share);
+  if (withinMs > 0) return lines.ofBucket(share).acquire(waiter, share);
   return inLine(lines.of(nameOf(rules, share.key)), waiter, share);
 }
 
-async function ask(
-  { driver, options: { signal } }: Waiter,
-  request: Request,
-  cost: number,
-): Promise<Verdict> {
-  return verdictOf(await driver.decide(request, signal), cost);
+async function ask({ driver, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
+  return verdictOf(await driver.decide(new Request([share]), signal), share.cost);
 }
 
-/** Takes units of a bucket ahead, and waits until they are there. Who leaves before gives them back. */
-async function takenAhead(waiter: Waiter, share: Share): Promise<Verdict> {
-  const { driver, endMs, options } = waiter;
-  const request = new Request([share]);
-  const verdict = await ask(waiter, request, share.cost);
-  if (verdict.limited) return verdict;
-  const dueMs = driver.known() + (verdict.retryAfterMs ?? 0);
-  if (dueMs > endMs) {
-    void driver.giveBack(request);
-    return { ...verdict, allowed: false, limited: true, taken: 0 };
-  }
-  try {
-    if (verdict.retryAfterMs !== null) await waiter.sleep(dueMs);
-    options.signal?.throwIfAborted();
-  } catch (error) {
-    void driver.giveBack(request);
-    throw error;
-  }
-  return { ...verdict, retryAfterMs: null };
-}
-
-/** Stands in line. The first asks, and sleeps as long as it is told. */
-async function inLine(line: Line, waiter: Waiter, share: Share): Promise<Verdict> {
+/** Stands in line. The first asks, and sleeps as long as it is told. Whose time is over asks a last time. */
+async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
   const { driver, endMs, options } = waiter;
   line.add(waiter);
   try {
     for (;;) {
-      // Nobody behind the first is served before it.
-      while (line.first !== waiter) {
-        if (line.dueMs > endMs)
-          return { ...(line.refusal as Verdict), retryAfterMs: line.dueMs - driver.known() };
-        await waiter.sleep(Infinity);
-      }
+      while (line.first !== waiter && !waiter.isLate) await waiter.sleep(endMs);
       options.signal?.throwIfAborted();
-      const verdict = await ask(waiter, new Request([share]), share.cost);
+      const verdict = await ask(waiter, share);
       const { allowed, retryAfterMs } = verdict;
       const dueMs = driver.known() + (retryAfterMs ?? Infinity);
       if (allowed || retryAfterMs === null || dueMs > endMs) return verdict;
-      line.refused(verdict, dueMs);
-      await waiter.sleep(dueMs);
+      await waiter.sleep(dueMs, driver.isByClock ? undefined : exactlyAfter);
     }
   } finally {
-    if (line.leave(waiter)) line.next();
+    line.leave(waiter);
   }
 }
 
-/** Those who wait for a key. */
-class Line extends Queue {
-  /** What the first was told last. */
-  refusal: Verdict | undefined;
+/** A turn, and the verdict that told it. */
+interface ToldTurn extends Turn {
+  readonly verdict: Verdict;
+}
 
-  /** The first sleeps until `dueMs`. For those whose time is over by then this is the answer. */
-  refused(refusal: Verdict, dueMs: number): void {
-    this.refusal = refusal;
-    this.dueMs = dueMs;
-    for (const each of this) if (each.endMs < dueMs) each.wake?.();
+/** One who waits for its turn. */
+interface Asked {
+  readonly sleep: WaitOptions["sleep"];
+  readonly serve: (verdict: Verdict) => void;
+  readonly fail: (reason: unknown) => void;
+}
+
+/** Those of this process who wait for a bucket at the same cost. They share a timer. */
+class BucketLine {
+  readonly #turns = new Turns<Asked, ToldTurn>();
+  /** When the timer rings, for whom, and what stops it. */
+  #dueMs = Infinity;
+  #first: Asked | undefined;
+  #stop = () => {};
+
+  constructor(
+    readonly driver: Driver,
+    readonly share: Share,
+    readonly onOver: () => void,
+  ) {}
+
+  acquire({ endMs, options: { signal, sleep } }: Waiter, share: Share): Promise<Verdict> {
+    const { driver } = this;
+    const turns = this.#turns;
+    return new Promise((resolve, reject) => {
+      let hasLeft = false;
+      const serve = (verdict: Verdict) => {
+        forget();
+        resolve(verdict);
+      };
+      const fail = (reason: unknown) => {
+        forget();
+        reject(reason);
+        hasLeft = true;
+        this.#follow(turns.leaves(driver.known(), asked));
+      };
+      const forget = onAbort(signal, fail);
+      const asked = { sleep, serve, fail };
+      const says = turns.asks(driver.known(), asked, endMs);
+      this.#follow(says);
+      if (says.asks !== true) return;
+      driver.ask(new Request([share]), (answer) => {
+        const nowMs = driver.known();
+        if (isError(answer)) {
+          fail(answer);
+          this.#follow(turns.refused(nowMs));
+          return;
+        }
+        const verdict = verdictOf(answer, share.cost);
+        if (verdict.limited) {
+          serve(verdict);
+          this.#follow(turns.refused(nowMs));
+          return;
+        }
+        const turn = { dueMs: nowMs + (verdict.retryAfterMs ?? 0), verdict };
+        const says = turns.told(nowMs, turn, hasLeft ? undefined : asked, endMs);
+        const late = { allowed: false, limited: true, taken: 0, retryAfterMs: turn.dueMs - endMs };
+        if (says.late === true) serve({ ...verdict, ...late });
+        this.#follow(says);
+      });
+    });
   }
 
-  /** The first has left. What it was told says nothing of the next, whose cost may be another. */
-  next(): void {
-    this.dueMs = 0;
-    this.wake();
+  /** Does what `Turns` says. */
+  #follow({ served, back }: Says<Asked, ToldTurn>): void {
+    for (const [{ serve }, { verdict }] of served) serve({ ...verdict, retryAfterMs: null });
+    for (const turn of back) this.#giveBack(turn);
+    if (this.#turns.isOver) this.onOver();
+    this.#setTimer();
+  }
+
+  #setTimer(): void {
+    const { dueMs, first } = this.#turns;
+    if (dueMs === this.#dueMs && first === this.#first) return;
+    this.#stop();
+    this.#stop = () => {};
+    [this.#dueMs, this.#first] = [dueMs, first];
+    if (dueMs === Infinity) return;
+    const { asker } = this.driver;
+    const ms = Math.max(0, dueMs - this.driver.known());
+    const tick = () => {
+      this.#dueMs = Infinity;
+      this.#follow(this.#turns.tick(this.driver.known()));
+    };
+    // What is kept for nobody keeps no process alive.
+    if (first === undefined) later(ms, tick);
+    else if (first.sleep === undefined) this.#stop = asker.after(ms, tick);
+    else first.sleep(ms).then(tick, first.fail);
+  }
+
+  #giveBack(turn: ToldTurn): void {
+    const { key, rules, cost } = this.share;
+    const { at } = turn.verdict;
+    const given = this.driver.limiter.bucket(key, rules.quotas, { cost: -cost, partial: true, at });
+    const returned = (isBack: boolean) => {
+      this.#follow(this.#turns.returned(this.driver.known(), turn, isBack));
+    };
+    given.then(
+      ({ taken = 0 }) => returned(taken < 0),
+      () => returned(true),
+    );
   }
 }
 
-class Lines extends Map<string, Line> {
-  constructor(readonly driver: Driver) {
-    super();
+/** The lines of one client and clock. */
+class Lines {
+  readonly #lines = new Map<string, Queue>();
+  readonly #ofBuckets = new Map<string, BucketLine>();
+
+  constructor(readonly driver: Driver) {}
+
+  of(name: string): Queue {
+    const line = this.#lines.get(name) ?? new Queue(() => this.#lines.delete(name));
+    this.#lines.set(name, line);
+    return line;
   }
 
-  of(name: string): Line {
-    const line = this.get(name) ?? new Line(() => this.delete(name));
-    this.set(name, line);
+  ofBucket(share: Share): BucketLine {
+    // What stands for one cost is no turn of another.
+    const name = `${share.cost} ${nameOf(share.rules, share.key)}`;
+    const over = () => this.#ofBuckets.delete(name);
+    const line = this.#ofBuckets.get(name) ?? new BucketLine(this.driver, share, over);
+    this.#ofBuckets.set(name, line);
     return line;
   }
 }

@@ -1,6 +1,7 @@
 // The header fields of draft-ietf-httpapi-ratelimit-headers-11 and the problem details that clients are sent.
 
 import type { Verdict } from "../commands/commands.js";
+import { tightest } from "../keys/rules.js";
 import { isMonths, milliseconds, type Quota } from "../commands/quota.js";
 
 /** The header fields of an answer. */
@@ -65,10 +66,19 @@ export const AWAY: Reply = {
   body: { status: 503, title: "The rate limiter is away" } satisfies Problem,
 };
 
+/** Which header fields answers have. */
+export interface Shown {
+  readonly fields: "standard" | "x-ratelimit" | "both" | "none";
+  readonly on: "all" | "refusals";
+  /** The time, in Unix milliseconds. */
+  readonly now: () => number;
+}
+
 /** The response to a request that was refused. */
 export function refusal(
   items: readonly Item[],
   rows: readonly (Verdict | undefined)[],
+  shown: Shown,
   retryAfterMs: number | null,
 ) {
   const waitHelps = retryAfterMs !== null;
@@ -76,7 +86,7 @@ export function refusal(
     waitHelps ? 429 : 403,
     items.filter((_, i) => rows[i]?.limited).map(({ name }) => name),
     {
-      ...fieldsOf(items, rows, ({ limited, retryAfterMs, resetAfterMs }) => {
+      ...fieldsOf(items, rows, shown, ({ limited, retryAfterMs, resetAfterMs }) => {
         if (!waitHelps) return resetAfterMs;
         // A `t` that is longer than Retry-After would contradict it.
         return limited ? retryAfterMs : null;
@@ -101,15 +111,23 @@ export function problem(status: number, violated: readonly string[], fields: Fie
 }
 
 /** The fields of an answer that is no refusal: how much is left of each quota. */
-export function standing(items: readonly Item[], rows: readonly (Verdict | undefined)[]): Fields {
-  return fieldsOf(items, rows, ({ resetAfterMs }) => resetAfterMs);
+export function standing(
+  items: readonly Item[],
+  rows: readonly (Verdict | undefined)[],
+  shown: Shown,
+): Fields {
+  return fieldsOf(items, rows, shown, ({ resetAfterMs }) => resetAfterMs);
 }
 
 function fieldsOf(
   items: readonly Item[],
   rows: readonly (Verdict | undefined)[],
+  { fields, now }: Shown,
   waitOf: (row: Verdict) => number | null,
 ): Fields {
+  const known = rows.filter((row) => row !== undefined);
+  const x = fields === "x-ratelimit" || fields === "both" ? ofGitHub(known, now) : undefined;
+  if (fields === "x-ratelimit" || fields === "none" || items.length === 0) return { ...x };
   let policies = "";
   let left = "";
   for (let i = 0; i < items.length; i++) {
@@ -121,7 +139,18 @@ function fieldsOf(
     left += `${left === "" ? "" : ", "}${begin}${row.remaining}`;
     if (ms !== null) left += `;t=${seconds(ms)}`;
   }
-  return { "RateLimit-Policy": policies, RateLimit: left };
+  return { "RateLimit-Policy": policies, RateLimit: left, ...x };
+}
+
+/** The fields as GitHub has them, of the tightest quota. */
+function ofGitHub(rows: readonly Verdict[], now: () => number): Fields {
+  if (rows.length === 0) return {};
+  const { limit, remaining, retryAfterMs, resetAfterMs } = tightest(rows);
+  return {
+    "X-RateLimit-Limit": String(limit),
+    "X-RateLimit-Remaining": String(remaining),
+    "X-RateLimit-Reset": String(seconds(now() + (retryAfterMs ?? resetAfterMs))),
+  };
 }
 
 /** The body as text. */

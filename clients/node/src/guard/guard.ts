@@ -2,7 +2,7 @@
 
 import { inspect } from "node:util";
 import { askerOf, type Asking } from "../lines/asker.js";
-import { type ClockOption, isError, isMistake } from "../commands/clock.js";
+import { checkedClock, type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { block, blocked } from "./block.js";
@@ -17,6 +17,7 @@ import {
   problem,
   refusal,
   type Reply,
+  type Shown,
   standing,
 } from "./fields.js";
 import { type Answer, Request as Asked } from "../keys/request.js";
@@ -30,6 +31,7 @@ import {
   type Costs,
   type KeyOf,
   keyText,
+  isPromise,
   type MaybePromise,
   type Policies,
   type PolicyShare,
@@ -66,6 +68,13 @@ export interface GuardOptions<R> extends ClockOption {
   rememberMs?: number | undefined;
   /** What each stored key begins with; empty if left out. */
   prefix?: string | undefined;
+  /**
+   * Which header fields answers have besides `Retry-After`: those of the `standard`, those of GitHub (`x-ratelimit`),
+   * `both` or `none`; `standard` if left out.
+   */
+  fields?: "standard" | "x-ratelimit" | "both" | "none" | undefined;
+  /** Which answers have them: `all`, or `refusals`; `all` if left out. */
+  fieldsOn?: "all" | "refusals" | undefined;
   /**
    * Called when a policy refuses a request; one with `dryRun` too, and then the decision allows it. For a request that
    * is refused it may return the response, to which the decision's fields are added, unless the response replaces them.
@@ -105,13 +114,12 @@ interface Met {
 /** What a request has met so far, the outermost first. */
 interface Passage {
   readonly response: unknown;
-  /** By the policies' names. */
-  readonly met: Map<string, Met>;
+  readonly met: Met[];
   /** What was taken and has not gone back, the oldest first; of a handler's, the last `SETTLED_VISITS`. */
   visits: Visit[];
-  readonly sets: Set<PolicySet<never>>;
+  readonly sets: PolicySet<never>[];
   /** The limits whose middleware it has passed. */
-  readonly limits: Set<object>;
+  readonly limits: object[];
   /** Whether a handler was granted units. These were used, so a later refusal gives back nothing but its own. */
   isUsed: boolean;
   /** Whether the latest decision does not allow it. */
@@ -161,6 +169,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       timeoutMs = 100,
       rememberMs = 0,
       prefix = "",
+      fields = "standard",
+      fieldsOn = "all",
       clock,
       onOutage,
       logger = console,
@@ -169,17 +179,13 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
     const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
-    this.#setting = { whoOf: key ?? ofClient, prefix };
+    const asker = askerOf(client, timeoutMs);
+    const now = clock === undefined ? (asker.clock ?? (() => Date.now())) : checkedClock(clock);
+    this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     time("rememberMs", rememberMs);
-    this.#driver = new Driver(
-      askerOf(client, timeoutMs),
-      rememberMs,
-      clock,
-      outageLog(MEANWHILE[fail], logger),
-      onOutage,
-    );
+    this.#driver = new Driver(asker, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
     const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
     if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
     this.#places = new Places(this.#driver.forgetful());
@@ -216,7 +222,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    */
   async take(request: R, policies?: Policies<R>, cost?: Costs): Promise<Decision> {
     const [set, shares] = await this.#sharesOf(request, policies, "take", cost);
-    return this.#decide(request, this.#passageOf(request), set, shares);
+    const passage = this.#passageOf(request);
+    const told = await this.#decide(request, passage, set, shares, false);
+    return told ?? (shares.length === 0 ? PASSES : decisionOf(passage.met));
   }
 
   /**
@@ -271,33 +279,34 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     checkedOptions("hold", OPTIONS.guardHold, options);
     const passage = this.#passageOf(request);
     const who = keyText(await this.#setting.whoOf(request));
-    const key = `${prefix}${checkedName(name)}:${who}`;
-    const wanted = wantedOf(key, limit, { ...options, clock });
-    for (const { share } of passage.met.values())
+    const wanted = wantedOf(`${checkedName(name)}:${who}`, limit, { ...options, clock }, prefix);
+    const { key } = wanted;
+    for (const { share } of passage.met)
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
     const isGone = () => this.isGone(request, passage.response as S | undefined);
     if (isGone()) return placed(this.#closed(passage, []));
     let place: Hold | undefined;
     try {
-      if (who !== undefined) place = await takePlace(this.#places, wanted);
+      if (who !== undefined) place = await takePlace(this.#places, wanted, options);
     } catch (error) {
       if (isMistake(error) || options.signal?.aborted === true) throw error;
       this.#failed(error as Error, [name]);
       if (fail === "closed") return placed(this.#closed(passage, []));
-      if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted);
+      if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted, options);
     }
     // Its handler would wait in vain for the client to leave, and hold the place without end.
     if (isGone()) {
       await place?.release();
       return placed(this.#closed(passage, []));
     }
-    if (place === undefined || place.held) return placed(decisionOf(passage.met.values()), place);
+    if (place === undefined || place.held) return placed(decisionOf(passage.met), place);
     giveBack(passage, []);
-    const { policies, ...standing } = decisionOf(passage.met.values());
+    const { policies, ...standing } = decisionOf(passage.met);
+    const fields = fieldsOf(passage.met, true);
     const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
     const decision = {
       ...standing,
-      ...problem(429, [name], standing.fields),
+      ...problem(429, [name], fields),
       allowed: false,
       limited: true,
       policies: { ...policies, [name]: figures },
@@ -340,7 +349,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** What is left of the policies that a request has met, as header fields. @internal */
   protected standing(request: R): Fields {
-    return decisionOf((request as Passing)[PASSAGE]?.met.values() ?? []).fields;
+    return fieldsOf((request as Passing)[PASSAGE]?.met ?? []);
   }
 
   /** Whether the latest decision on a request does not allow it. @internal */
@@ -349,33 +358,40 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   #tellStanding({ response, met }: Passage): void {
-    if (response !== undefined) this.tell(response as S, decisionOf(met.values()).fields);
+    if (response !== undefined) this.tell(response as S, fieldsOf(met));
   }
 
   /**
-   * Decides on a request and sets its header fields. If it is not allowed, the answer is to be sent as its response.
+   * Decides on a request and sets its header fields. Resolves to undefined if the request may go on, else to what is to
+   * be sent as its response. So of most requests nobody builds a whole decision.
    *
    * @internal
    */
-  protected async decide(request: R, response: S | undefined, set: PolicySet<R>): Promise<Decision> {
+  protected async decide(
+    request: R,
+    response: S | undefined,
+    set: PolicySet<R>,
+  ): Promise<Decision | undefined> {
     const passage = this.#passageOf(request, response);
-    const shares = await set.shares(request);
-    if (shares.length > 0 && passage.limits.has(set))
+    const asked = set.shares(request);
+    const shares = isPromise(asked) ? await asked : asked;
+    if (shares.length > 0 && passage.limits.includes(set))
       throw mistakeOf(
         "one middleware limits this request twice: register it once, or make another by guard.limit",
       );
-    passage.limits.add(set);
-    return this.#decide(request, passage, set, shares, true);
+    passage.limits.push(set);
+    const told = await this.#decide(request, passage, set, shares, true);
+    return told?.allowed === false ? told : undefined;
   }
 
   #passageOf(request: R, response?: S): Passage {
     checkedRequest(request);
     return ((request as Passing)[PASSAGE] ??= {
       response: response ?? this.responseOf?.(request),
-      met: new Map(),
+      met: [],
       visits: [],
-      sets: new Set(),
-      limits: new Set(),
+      sets: [],
+      limits: [],
       isUsed: false,
       isRefused: false,
     });
@@ -396,44 +412,58 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return [set, await set.shares(request, policies, name, cost)];
   }
 
+  /** Decides, and tells the header fields. Resolves to the decision if a policy refuses, or the request may not go on. */
   async #decide(
     request: R,
     passage: Passage,
     set: PolicySet<R>,
     shares: readonly PolicyShare[],
-    isBefore = false,
-  ): Promise<Decision> {
-    passage.sets.add(set as unknown as PolicySet<never>);
-    if (shares.length === 0) return PASSES;
+    isBefore: boolean,
+  ): Promise<Decision | undefined> {
+    const known = set as unknown as PolicySet<never>;
+    if (!passage.sets.includes(known)) passage.sets.push(known);
+    if (shares.length === 0) return undefined;
     const told = passage.response as S | undefined;
     if (this.isGone(request, told)) return this.#closed(passage, []);
     const visits = this.#visit(passage, shares);
     let all = await decide(visits);
-    const error = this.#local && all.find((each) => isError(each));
-    if (this.#local !== undefined && error !== undefined)
-      all = await this.#decideLocally(this.#local, visits, error);
-    for (const [i, visit] of visits.entries()) {
-      const answer = all[i] as Answer | Error;
-      if (!(answer instanceof Error) && answer.limited) await block(visit, answer);
+    if (this.#local !== undefined) {
+      const error = all.find(isError);
+      if (error !== undefined) all = await this.#decideLocally(this.#local, visits, error);
+    }
+    for (let i = 0; i < visits.length; i++) {
+      const [visit, answer] = [visits[i] as Visit, all[i] as Answer | Error];
+      if (!isError(answer) && answer.limited) await block(visit, answer);
       note(passage, visit);
     }
     if (this.isGone(request, told)) return this.#closed(passage, visits);
-    for (const [i, each] of all.entries())
+    const decided = all[0] as Answer | Error;
+    let isTold = false;
+    for (let i = 0; i < all.length; i++) {
+      const each = all[i] as Answer | Error;
       if (isError(each)) this.#failed(each, namesOf(visits[i]?.shares ?? []));
-    const [decided] = all as [Answer | Error];
-    const isAway = isError(decided);
-    if (isAway && this.#options.fail === "closed") return this.#closed(passage, visits);
-    if (!isAway && decided.limited) giveBack(passage, visits);
-    const decision = decisionOf(passage.met.values(), isAway ? PASSES : decided);
+      else isTold ||= each.limited;
+    }
+    if (isError(decided) && this.#options.fail === "closed") return this.#closed(passage, visits);
+    if (!isTold) {
+      this.#passes(passage, isBefore);
+      return undefined;
+    }
+    const isLimited = !isError(decided) && decided.limited;
+    if (isLimited) giveBack(passage, visits);
+    const decision = decisionOf(passage.met, isLimited ? decided : PASSES);
     for (const { shares } of visits) for (const share of shares) forgetRefusal(metOf(passage, share));
-    if (decision.limited) return this.#refused(request, passage, decision);
+    if (isLimited) return this.#refused(request, passage, decision);
+    this.#passes(passage, isBefore);
+    await this.#options.onLimited?.(request, decision);
+    return decision;
+  }
+
+  #passes(passage: Passage, isBefore: boolean): void {
     passage.isRefused = false;
     passage.isUsed ||= !isBefore;
     if (passage.isUsed) forgetOld(passage);
-    if (told !== undefined) this.tell(told, decision.fields);
-    const isTold = all.some((each) => !isError(each) && each.limited);
-    if (isTold) await this.#options.onLimited?.(request, decision);
-    return decision;
+    this.#tellStanding(passage);
   }
 
   /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */
@@ -464,7 +494,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   #closed(passage: Passage, own: readonly Visit[]): Decision {
     giveBack(passage, own);
     passage.isRefused = true;
-    return answered({ ...PASSES, fields: decisionOf(passage.met.values()).fields }, AWAY);
+    return answered({ ...PASSES, fields: fieldsOf(passage.met, true) }, AWAY);
   }
 
   /** The log has said that Redis is away, so the console is not told again for each request. */
@@ -533,16 +563,16 @@ function answered(decision: Decision, { status, fields, body }: Reply): Decision
 function meet({ met }: Passage, share: PolicyShare): void {
   const { policy, key, rules } = share;
   const { name, dryRun } = policy;
-  const before = met.get(name)?.share;
+  const before = met.find(({ share }) => share.policy.name === name)?.share;
   if (before !== undefined) {
     if (before.key === key && before.rules.id === rules.id && before.policy.dryRun === dryRun) return;
     throw mistakeOf(
       `this request meets two policies of the name ${name}, or one with two keys: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
     );
   }
-  for (const { share } of met.values())
+  for (const { share } of met)
     if (share.key === key) throw oneKey(`the policies ${share.policy.name} and ${name}`, key);
-  met.set(name, { share, rows: undefined, old: 0 });
+  met.push({ share, rows: undefined, old: 0 });
 }
 
 function oneKey(both: string, key: string): TypeError {
@@ -550,7 +580,7 @@ function oneKey(both: string, key: string): TypeError {
 }
 
 function metOf({ met }: Passage, { policy: { name } }: PolicyShare): Met {
-  return met.get(name) as Met;
+  return met.find(({ share }) => share.policy.name === name) as Met;
 }
 
 /** Notes what was decided, or that it could not be. */
@@ -577,7 +607,7 @@ function whoIn(request: object): string | undefined {
   let found: string | undefined;
   for (const {
     share: { who },
-  } of (request as Passing)[PASSAGE]?.met.values() ?? []) {
+  } of (request as Passing)[PASSAGE]?.met ?? []) {
     if (found !== undefined && who !== undefined && who !== found)
       throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
     found ??= who;
@@ -593,14 +623,15 @@ function settlements(
   const settled = new Map<Visit, Map<number, number>>();
   for (const [name, cost] of Object.entries(used)) {
     units(cost);
-    if (!met.has(name) && [...sets].every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
+    const known = met.find(({ share }) => share.policy.name === name);
+    if (known === undefined && sets.every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
       throw new Error(`no policy has the name ${name}`);
     const taken = visits.flatMap((visit) => {
       const index = visit.shares.findIndex(({ policy }) => policy.name === name);
       return index < 0 ? [] : [[visit, index] as const];
     });
     // The oldest are filled first. The newest has the rest, also if that is more than it took.
-    let left = Math.max(0, cost - (met.get(name)?.old ?? 0));
+    let left = Math.max(0, cost - (known?.old ?? 0));
     for (const [i, [visit, index]] of taken.entries()) {
       const part = i < taken.length - 1 ? Math.min(left, (visit.shares[index] as PolicyShare).cost) : left;
       left -= part;
@@ -612,27 +643,45 @@ function settlements(
 
 /** The decision, what is left of the policies, and the response to a request that is refused. */
 function decisionOf(
-  met: Iterable<Omit<Met, "old">>,
+  met: readonly Omit<Met, "old">[],
   { limited, retryAfterMs }: Pick<Answer, "limited" | "retryAfterMs"> = PASSES,
 ): Decision {
-  const policies: [string, Figures | undefined][] = [];
+  const policies = Object.fromEntries(met.map(({ share, rows }) => [share.policy.name, figuresOf(rows)]));
+  const figures = { allowed: !limited, limited, retryAfterMs, policies };
+  if (limited) return { ...figures, ...refusal(...linesOf(met), shownOf(met), retryAfterMs) };
+  return { ...figures, status: 200, fields: fieldsOf(met) };
+}
+
+/** What is left of the policies as header fields; none if nothing is known. */
+function fieldsOf(met: readonly Omit<Met, "old">[], isRefusal = false): Fields {
+  if (met.length === 0) return {};
+  const shown = shownOf(met);
+  if (shown.on === "refusals" && !isRefusal) return {};
+  const [items, rows] = linesOf(met);
+  return rows.some((row) => row !== undefined) ? standing(items, rows, shown) : {};
+}
+
+/** All policies of a request have what its guard says. */
+function shownOf(met: readonly Omit<Met, "old">[]): Shown {
+  return (met[0] as Met).share.policy.shown;
+}
+
+/** The items of header fields, and the verdict on the quota of each. */
+function linesOf(met: readonly Omit<Met, "old">[]): [items: Item[], rows: (Verdict | undefined)[]] {
   const items: Item[] = [];
   const rows: (Verdict | undefined)[] = [];
   for (const { share, rows: verdicts } of met) {
-    const { name, dryRun, items: own } = share.policy;
-    policies.push([name, figuresOf(verdicts)]);
-    if (dryRun) continue;
+    if (!share.policy.isShown) continue;
+    const own = share.policy.items;
     // A lease has the verdict of a single quota, which is found by its limit.
     const whole = verdicts !== undefined && verdicts.length >= own.length;
-    for (const [i, item] of own.entries()) {
+    for (let i = 0; i < own.length; i++) {
+      const item = own[i] as Item;
       items.push(item);
       rows.push(whole ? verdicts[i] : verdicts?.find(({ limit }) => limit === item.limit));
     }
   }
-  const figures = { allowed: !limited, limited, retryAfterMs, policies: Object.fromEntries(policies) };
-  if (limited) return { ...figures, ...refusal(items, rows, retryAfterMs) };
-  const isKnown = rows.some((row) => row !== undefined);
-  return { ...figures, status: 200, fields: isKnown ? standing(items, rows) : {} };
+  return [items, rows];
 }
 
 function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {

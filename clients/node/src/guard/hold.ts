@@ -2,13 +2,14 @@
 
 import { askerOf, type Asking } from "../lines/asker.js";
 import { isError } from "../commands/clock.js";
-import { checkedKey, type Key } from "../commands/commands.js";
+import { checkedKey, type Key, prefixed } from "../commands/commands.js";
 import { TIMEOUT_MS } from "./acquire.js";
 import { Driver, onAbort } from "./driver.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
 import { nameOf } from "../keys/keys.js";
+import { Way } from "../keys/way.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -41,12 +42,11 @@ export interface Hold {
 }
 
 const SHORTEST_MS = 100;
-/** The upper bounds of the first wait for a place and of any later one, in milliseconds. */
-const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [50, 1000];
-/** Of so many places given back, one wakes nobody, so that waiters of other processes find one free. */
-const ONE_FOR_OTHERS = 8;
-/** The mean time in milliseconds that it is left to them. */
-const LEFT_MS = 10;
+/** Who waits asks again after so many milliseconds. */
+const [SHORTEST_WAIT_MS, LONGEST_WAIT_MS] = [20, 60];
+/** A process whose mark is younger than this waits. The mark is made anew after half of that. */
+const MARK = [1_000_000, "1s"] as const;
+const MARK_MS = 1000;
 /** Renewals that are due within this many milliseconds are sent together. */
 const TOGETHER_MS = 20;
 
@@ -76,7 +76,7 @@ export async function hold<T>(
 ): Promise<Hold | T> {
   return during(given, last, async (options) => {
     const wanted = wantedOf(checkedKey(key), limit, options);
-    return takePlace(Places.of(client, wanted.options.clock), wanted);
+    return takePlace(Places.of(client, options?.clock), wanted, options);
   });
 }
 
@@ -102,109 +102,137 @@ export async function during<P extends Hold, O, T>(
 /** A place that is wanted. */
 export interface Wanted {
   readonly key: Key;
+  /** Where the processes that wait for it leave a mark. */
+  readonly markKey: Key;
+  readonly limit: number;
   readonly forMs: number;
-  readonly timeoutMs: number;
-  /** How it is taken, and how it is renewed: the limit may be lower by then, and what is held must be renewed. */
+  /** How it is taken, and how by another limit. */
   readonly taking: Rules;
-  readonly renewing: () => Rules;
-  readonly options: HoldOptions;
+  readonly rulesOf: (limit: number) => Rules;
 }
 
-/** What is wanted by these arguments, which are checked. */
-export function wantedOf(key: Key, limit: number, options: HoldOptions = {}): Wanted {
+/** What is wanted by these arguments, which are checked. The stored keys begin with the prefix. */
+export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, prefix = ""): Wanted {
   const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], "log"), 0, 0);
-  return {
-    key,
-    forMs,
-    timeoutMs: time("timeoutMs", timeoutMs),
-    taking: rulesOf(limit),
-    renewing: () => rulesOf(MAX_LIMIT),
-    options,
-  };
+  time("timeoutMs", timeoutMs);
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], false), 0, 0);
+  const [key, markKey] = [prefixed(prefix, name), prefixed(`${prefix}waiting:`, name)];
+  return { key, markKey, limit, forMs, taking: rulesOf(limit), rulesOf };
 }
 
 /** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
-export async function takePlace(places: Places, wanted: Wanted): Promise<Hold> {
-  const { key, forMs, timeoutMs, taking, renewing, options } = wanted;
-  const { signal, onLate } = options;
+export async function takePlace(places: Places, wanted: Wanted, options: HoldOptions = {}): Promise<Hold> {
+  const { timeoutMs = 0 } = options;
   const { driver } = places;
   places.renew();
-  const name = nameOf(taking, key);
-  const waiter = new WaitingForPlace(driver, driver.known() + timeoutMs, options);
-  // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
-  let asks = timeoutMs === 0 || !places.waiting.has(name);
+  const queue = places.queueOf(wanted);
+  const waiter = new Waiter(driver, driver.known() + timeoutMs, options);
+  const isDue = () => waiter.isLate || (queue.first === waiter && driver.known() >= queue.dueMs);
   try {
-    for (let mostMs = FIRST_WAIT_MS; ; mostMs = Math.min(2 * mostMs, LONGEST_WAIT_MS)) {
-      // It may have been woken for a place that is free.
-      if (signal?.aborted === true) places.waiting.get(name)?.wake();
-      signal?.throwIfAborted();
+    options.signal?.throwIfAborted();
+    // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
+    let asks = timeoutMs === 0 || queue.size === 0;
+    for (;;) {
       if (asks) {
-        const place = new HeldPlace(places, key, name, forMs, renewing, onLate);
-        const { isWoken } = waiter;
-        waiter.isWoken = false;
-        await place.take(taking, signal);
-        waiter.isWoken = isWoken && place.held;
-        if (place.held || driver.known() >= waiter.endMs) return place;
+        const place = await queue.take(options);
+        if (place.held || waiter.isLate) return place;
+      }
+      queue.add(waiter);
+      while (!isDue()) {
+        const isFirst = queue.first === waiter;
+        if (isFirst) queue.mark();
+        await waiter.sleep(isFirst ? Math.min(queue.dueMs, waiter.endMs) : waiter.endMs);
       }
       asks = true;
-      await places.waitersOf(name).wait(waiter, mostMs * (0.5 + Math.random() / 2));
     }
+  } catch (error) {
+    // It may have been woken for a place that is free, or know that Redis is away.
+    if (queue.first === waiter) queue.dueMs = 0;
+    throw error;
   } finally {
-    places.waiting.get(name)?.left(waiter);
+    queue.leave(waiter);
   }
 }
 
-class WaitingForPlace extends Waiter {
-  /** Whether it was woken for a place that was given back here, and has taken it. */
-  isWoken = false;
-}
+/** Those of a process who wait for a place of a key, with the same limit and time, and the places that it holds. */
+class PlaceQueue extends Queue {
+  readonly held = new Set<HeldPlace>();
+  readonly #way = new Way();
+  /** When the first asks next. */
+  dueMs = 0;
+  /** When this process has left its mark, and the server's time of that. */
+  #mark: { atMs: number; told: Promise<number | undefined> } | undefined;
 
-/** Those who wait for a place: of the same key, limit and time. The first polls for all, so thousands may wait. */
-class Waiters extends Queue<WaitingForPlace> {
-  /** Places that were given back here while they waited. */
-  #freed = 0;
-
-  /** Sleeps until it is woken or its time is over; for at most `pollMs` if it polls. Rejects if the signal aborts. */
-  wait(waiter: WaitingForPlace, pollMs: number): Promise<void> {
-    this.add(waiter);
-    const nowMs = waiter.driver.known();
-    const polls = this.first === waiter;
-    // The more wait, the more often one polls.
-    const mostMs = Math.min(pollMs, Math.max(FIRST_WAIT_MS, LONGEST_WAIT_MS / this.size));
-    if (polls && this.dueMs <= nowMs) this.dueMs = Math.floor(nowMs + mostMs);
-    waiter.isWoken = false;
-    return waiter.sleep(polls ? Math.min(this.dueMs, waiter.endMs) : waiter.endMs);
+  constructor(
+    readonly places: Places,
+    readonly wanted: Wanted,
+  ) {
+    super(() => this.#unmark());
   }
 
-  /** A place has been given back here, so one who waits for it asks at once. */
-  freed(): void {
-    if (++this.#freed % ONE_FOR_OTHERS !== 0) {
-      const woken = this.wake();
-      if (woken !== undefined) woken.isWoken = true;
-      return;
+  /** Asks for a place, which may be refused. */
+  async take({ signal, onLate }: HoldOptions): Promise<HeldPlace> {
+    const { driver } = this.places;
+    const { limit, taking, rulesOf } = this.wanted;
+    const waitMs = SHORTEST_WAIT_MS + Math.floor(Math.random() * (LONGEST_WAIT_MS - SHORTEST_WAIT_MS));
+    this.dueMs = driver.known() + waitMs;
+    let does = this.#way.asks(driver.known(), limit, this.held.size);
+    if (does === "look") {
+      const others = await this.#others();
+      does = this.#way.looked(driver.known(), others);
+      signal?.throwIfAborted();
     }
-    // The place does not stay free for long if no other process has taken it.
-    const { first } = this;
-    const leftMs = Math.floor(LEFT_MS * (0.5 + Math.random()));
-    if (first !== undefined) this.dueMs = Math.min(this.dueMs, first.driver.known() + leftMs);
-    this.#poll();
+    const place = new HeldPlace(this, onLate);
+    const free = await place.take(does === "ask" ? taking : rulesOf(Math.max(0, limit - 1)), signal);
+    // There are more for those behind.
+    if (free > 0) this.dueMs = 0;
+    return place;
   }
 
-  /**
-   * This one asks no more. If it polled, the next one polls from then on, and asks at once if more places may be free.
-   * After a place that was given back here it does not: the places that were left are for others.
-   */
-  left(waiter: WaitingForPlace): void {
-    if (!this.leave(waiter)) return;
-    if (waiter.isWoken) this.#poll();
-    else this.wake();
+  /** A place was taken, and so many of them are in use. */
+  taken(used: number): void {
+    this.#way.taken(this.places.driver.known(), this.held.size, used);
   }
 
-  #poll(): void {
-    const { first } = this;
-    first?.until?.(Math.min(this.dueMs, first.endMs));
+  /** A place has been given back, so the first who waits asks at once. */
+  freed(): void {
+    this.#way.ended(this.places.driver.known());
+    this.dueMs = 0;
+    this.first?.wake();
+  }
+
+  /** Leaves a mark by which others see that somebody waits, unless there is one. */
+  mark(): void {
+    const { driver } = this.places;
+    const atMs = driver.known();
+    if (this.#mark !== undefined && atMs < this.#mark.atMs + MARK_MS / 2) return;
+    this.#unmark();
+    const marked = driver.limiter.log(this.wanted.markKey, [MARK], { partial: true });
+    const told = marked.then(({ at }) => at).catch(() => undefined);
+    this.#mark = { atMs, told };
+  }
+
+  #unmark(): void {
+    const mark = this.#mark;
+    this.#mark = undefined;
+    const { limiter } = this.places.driver;
+    void mark?.told
+      .then(async (at) => {
+        if (at !== undefined) await limiter.log(this.wanted.markKey, [MARK], { cost: -1, at });
+      })
+      .catch(() => {});
+  }
+
+  /** How many other processes wait; 0 if it is not known. */
+  async #others(): Promise<number> {
+    const { driver } = this.places;
+    const own = this.#mark !== undefined && driver.known() < this.#mark.atMs + MARK_MS ? 1 : 0;
+    const looked = driver.limiter.peek(this.wanted.markKey, [MARK]);
+    return looked.then(
+      ({ limit, remaining }) => limit - remaining - own,
+      () => 0,
+    );
   }
 }
 
@@ -216,7 +244,9 @@ export class Places {
       new Places(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
   );
   readonly #held = new Set<HeldPlace>();
-  readonly waiting = new Map<string, Waiters>();
+  readonly #queues = new Map<string, PlaceQueue>();
+  /** With so many queues, those that are not in use are forgotten. */
+  #mostQueues = 1000;
   readonly #alarm = new Alarm(
     () => this.driver.known(),
     () => this.#tick(),
@@ -237,10 +267,17 @@ export class Places {
     this.#alarm.set(held.place.dueMs);
   }
 
-  waitersOf(name: string): Waiters {
-    const waiters = this.waiting.get(name) ?? new Waiters(() => this.waiting.delete(name));
-    this.waiting.set(name, waiters);
-    return waiters;
+  queueOf(wanted: Wanted): PlaceQueue {
+    const name = nameOf(wanted.taking, wanted.key);
+    const queue = this.#queues.get(name) ?? new PlaceQueue(this, wanted);
+    this.#queues.set(name, queue);
+    if (this.#queues.size > this.#mostQueues) {
+      for (const [name, { size, held }] of this.#queues)
+        if (size + held.size === 0) this.#queues.delete(name);
+      this.#queues.set(name, queue);
+      this.#mostQueues = Math.max(1000, 2 * this.#queues.size);
+    }
+    return queue;
   }
 
   #tick(): void {
@@ -254,6 +291,7 @@ export class Places {
 }
 
 class HeldPlace implements Hold {
+  readonly places: Places;
   readonly place: Place;
   /** The request whose unit holds the place, and the latest request. */
   #old: Request | undefined;
@@ -264,14 +302,11 @@ class HeldPlace implements Hold {
   #released: Promise<void> | undefined;
 
   constructor(
-    readonly places: Places,
-    readonly key: Key,
-    readonly name: string,
-    forMs: number,
-    readonly renewing: () => Rules,
+    readonly queue: PlaceQueue,
     readonly onLate: HoldOptions["onLate"],
   ) {
-    this.place = new Place(forMs, places.driver.known());
+    this.places = queue.places;
+    this.place = new Place(queue.wanted.forMs, this.places.driver.known());
   }
 
   get held(): boolean {
@@ -282,8 +317,11 @@ class HeldPlace implements Hold {
     return this.place.isLate(this.places.driver.known());
   }
 
-  /** Asks for the place. If the signal aborts before the answer comes, what the command takes is given back. */
-  take(rules: Rules, signal: AbortSignal | undefined): Promise<void> {
+  /**
+   * Asks for the place, and resolves to how many more are free. If the signal aborts before the answer comes, what the
+   * command takes is given back.
+   */
+  take(rules: Rules, signal: AbortSignal | undefined): Promise<number> {
     return new Promise((resolve, reject) => {
       const forget = onAbort(signal, (reason) => {
         reject(reason);
@@ -291,8 +329,13 @@ class HeldPlace implements Hold {
       });
       this.#ask(rules, (answer) => {
         forget();
-        if (isError(answer)) reject(answer);
-        else resolve();
+        if (isError(answer)) {
+          reject(answer);
+          return;
+        }
+        const { limit = 0, remaining = 0 } = answer.rows[0]?.[0] ?? {};
+        if (this.held) this.queue.taken(limit - remaining);
+        resolve(remaining);
       });
     });
   }
@@ -313,12 +356,14 @@ class HeldPlace implements Hold {
   }
 
   #ask(rules: Rules, told?: (answer: Answer | Error) => void): void {
-    const request = (this.#new = new Request([{ key: this.key, rules, cost: 1 }]));
+    const { key } = this.queue.wanted;
+    const request = (this.#new = new Request([{ key, rules, cost: 1 }]));
     this.places.driver.ask(request, (answer) => {
       const isTaken = !(isError(answer) || answer.limited);
       if (isTaken) this.happens("taken", answer.at);
       else this.happens("failed");
       if (isTaken) this.#old = request;
+      if (this.held) this.queue.held.add(this);
       told?.(answer);
     });
   }
@@ -330,9 +375,9 @@ class HeldPlace implements Hold {
   /** Does what `Place` says. */
   #follow(says: readonly Says[]): void {
     for (const say of says) {
-      if (say === "take") this.#ask(this.renewing());
+      if (say === "take") this.#ask(this.queue.wanted.rulesOf(MAX_LIMIT));
       // An error thrown by `onLate` must not stop the other places that share this timer.
-      else if (say === "late") outside(() => queueMicrotask(() => this.onLate?.(this.key)));
+      else if (say === "late") outside(() => queueMicrotask(() => this.onLate?.(this.queue.wanted.key)));
       else this.#giveBack((say === "give back old" ? this.#old : this.#new) as Request);
     }
     this.places.changed(this);
@@ -343,6 +388,7 @@ class HeldPlace implements Hold {
     const given = this.places.driver.giveBack(request);
     if (this.place.state !== "over") return;
     this.#given.push(given);
-    this.places.waiting.get(this.name)?.freed();
+    this.queue.held.delete(this);
+    this.queue.freed();
   }
 }

@@ -72,7 +72,7 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     clock,
     logger,
   } = checkedOptions("leases", OPTIONS.leases, options);
-  const list = checkedQuotas(quotas, checkedAlgorithm(algorithm));
+  const list = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
   const most = whole(
     "the units of a lease",
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),

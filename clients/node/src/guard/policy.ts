@@ -1,7 +1,7 @@
 // Policies: what a guard limits, and what each asks for a request.
 
 import { type Algorithm, checkedAlgorithm } from "../commands/commands.js";
-import { type Item, itemsOf } from "./fields.js";
+import { type Item, itemsOf, type Shown } from "./fields.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { LEASE_MS } from "./leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -25,6 +25,13 @@ export type MaybePromise<T> = T | PromiseLike<T>;
 /** Returns whose quotas a request uses. Undefined or null: the request is not limited. */
 export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
+/** Units that a request takes. */
+export type Cost<R> = number | ((request: R) => MaybePromise<number>);
+
+export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {
+  return typeof (value as Partial<PromiseLike<T>> | null | undefined)?.then === "function";
+}
+
 /** What a client may use. */
 export interface Policy<R = unknown> {
   /** The limits. All must allow a request, or it is counted in none. */
@@ -41,7 +48,7 @@ export interface Policy<R = unknown> {
   /** What follows the name in the stored key, `name:key`: text is one quota for all. The guard's key if left out. */
   key?: KeyOf<R> | string | undefined;
   /** Units that a request takes; 1 if left out. A request of 0 takes nothing. */
-  cost?: number | ((request: R) => MaybePromise<number>) | undefined;
+  cost?: Cost<R> | undefined;
   /**
    * How many units of each key may be leased: counted ahead, and handed out without asking Redis. 0 if left out. With a
    * lease the limits of the policy must differ, and `RateLimit` shows only the tightest.
@@ -52,6 +59,8 @@ export interface Policy<R = unknown> {
    * again makes it no longer. It is longer than the windows, and only for `log`, without a lease. No block if left out.
    */
   block?: Window | undefined;
+  /** Answers tell none of its figures, except for the wait. It is shown if left out. */
+  hidden?: boolean | undefined;
   /** Decides and counts, but refuses nothing: `onLimited` is told what it would have refused. */
   dryRun?: boolean | undefined;
 }
@@ -68,7 +77,7 @@ export type Costs = number | Readonly<Record<string, number>>;
 /** What a request asks for by one policy. */
 export interface PolicyShare extends Share {
   readonly key: string;
-  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "blockMs">;
+  readonly policy: Pick<CheckedPolicy<never>, "name" | "items" | "dryRun" | "isShown" | "shown" | "blockMs">;
   /** Whom the policy counts; undefined if it counts all together. */
   readonly who: string | undefined;
 }
@@ -78,16 +87,19 @@ class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
+  /** Whether answers tell its figures. */
+  readonly isShown: boolean;
+  readonly shown: Shown;
   readonly blockMs: number | undefined;
   readonly quotas: readonly Quota[];
   readonly #rules: Rules;
   readonly #key: KeyOf<R> | string | undefined;
-  readonly #cost: number | ((request: R) => MaybePromise<number>);
+  readonly #cost: Cost<R>;
   readonly #begin: string;
   /** Whether any request has had a key. */
   #isUsed = false;
 
-  constructor(policy: Policy<R>, unnamed: string, prefix: string) {
+  constructor(policy: Policy<R>, unnamed: string, { prefix, shown }: Pick<Setting<R>, "prefix" | "shown">) {
     const {
       quotas,
       name = unnamed,
@@ -97,17 +109,17 @@ class CheckedPolicy<R> {
       cost = 1,
       lease = 0,
       block,
+      hidden,
       dryRun,
     } = checkedOptions("a policy", OPTIONS.policy, policy);
     // The name of a route has a space between method and path.
     this.name = checkedName(name, policy.name === undefined ? /^[ -~]+$/ : undefined);
     this.#begin = `${prefix}${name}:`;
-    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm));
+    this.quotas = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
     this.items = itemsOf(name, this.quotas, unit);
     whole("the units of a lease", lease);
     if (block !== undefined) this.blockMs = blockOf(block, this.quotas, algorithm, lease);
-    const all =
-      block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], algorithm);
+    const all = block === undefined ? this.quotas : checkedQuotas([...this.quotas, [BLOCK, block]], false);
     this.#rules = new Rules(algorithm, all, LEASE_MS, lease);
     if (lease > 0 && new Set(this.quotas.map(([limit]) => limit)).size < this.quotas.length) {
       throw new TypeError("the limits of a policy that is leased must differ: they tell its quotas apart");
@@ -115,6 +127,8 @@ class CheckedPolicy<R> {
     this.#key = key;
     this.#cost = typeof cost === "function" ? cost : units(cost);
     this.dryRun = dryRun === true;
+    this.isShown = !this.dryRun && hidden !== true;
+    this.shown = shown;
   }
 
   /** How many rows it asks for. */
@@ -122,24 +136,46 @@ class CheckedPolicy<R> {
     return this.#rules.quotas.length;
   }
 
-  /** What a request asks for, or `cost` in place of that; undefined if it has no key. */
-  async share(request: R, whoOf: KeyOf<R>, cost = this.#cost): Promise<PolicyShare | undefined> {
-    let key = this.#key;
-    let who: string | undefined;
-    if (typeof key !== "string") {
-      const own = await (key ?? whoOf)(request);
-      key = who = keyText(own);
-      if (key === undefined) {
-        if (!this.#isUsed)
-          warnOnce(
-            `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
-          );
-        return undefined;
-      }
-      this.#isUsed = true;
+  /**
+   * What a request asks for, or `cost` in place of that; undefined if it has no key. A promise only if the functions of
+   * the application return one: each would cost the request a turn.
+   */
+  share(request: R, whoOf: KeyOf<R>, cost = this.#cost): MaybePromise<PolicyShare | undefined> {
+    const key = this.#key;
+    try {
+      if (typeof key === "string") return this.#shareOf(request, key, undefined, cost);
+      const own = (key ?? whoOf)(request);
+      if (!isPromise(own)) return this.#shareOfOwn(request, own, cost);
+      return own.then((own) => this.#shareOfOwn(request, own, cost));
+    } catch (error) {
+      // Thrown here it would leave promises of other policies, and what they reject with, to nobody.
+      return Promise.reject(error);
     }
-    const asked = units(typeof cost === "function" ? await cost(request) : cost);
-    return { key: this.#begin + key, rules: this.#rules, cost: asked, policy: this, who };
+  }
+
+  #shareOfOwn(request: R, own: Awaited<ReturnType<KeyOf<R>>>, cost: Cost<R>) {
+    const who = keyText(own);
+    if (who === undefined) {
+      if (!this.#isUsed)
+        warnOnce(
+          `the key of the policy ${this.name} is ${own}: such requests pass it without a limit; a text such as "nobody" limits them together`,
+        );
+      return undefined;
+    }
+    this.#isUsed = true;
+    return this.#shareOf(request, who, who, cost);
+  }
+
+  #shareOf(request: R, key: string, who: string | undefined, cost: Cost<R>): MaybePromise<PolicyShare> {
+    const asked = typeof cost === "function" ? cost(request) : cost;
+    const made = (asked: number): PolicyShare => ({
+      key: this.#begin + key,
+      rules: this.#rules,
+      cost: units(asked),
+      policy: this,
+      who,
+    });
+    return isPromise(asked) ? asked.then(made) : made(asked);
   }
 }
 
@@ -179,28 +215,27 @@ export interface Setting<R> {
   /** Whose quotas a request uses by policies without a key of their own. */
   readonly whoOf: KeyOf<R>;
   readonly prefix: string;
+  readonly shown: Shown;
 }
 
 /** The policies of one limit. It tells what a request asks for. */
 export class PolicySet<R> {
-  /** The policies; undefined if a function chooses them. */
+  /** The policies, of a limit without a name by the route that was seen last; undefined if a function chooses them. */
   fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #policies: Policies<R> | Choose<R>;
-  readonly #whoOf: KeyOf<R>;
-  readonly #prefix: string;
-  /** Tells the route of a request, whose name policies without a name have from the first request on. */
+  readonly #setting: Setting<R>;
+  /** Tells the route of a request, whose name policies without a name have: each route is a limit by itself. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
   readonly #texts = new Recent<CheckedPolicy<R>>(1000);
-  readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+  readonly #objects = new WeakMap<Policy<R>, Map<string, CheckedPolicy<R>>>();
 
   constructor(
     policies: Policies<R> | Choose<R>,
-    { whoOf, prefix }: Setting<R>,
+    setting: Setting<R>,
     routeOf?: (request: R) => string | undefined,
   ) {
-    this.#whoOf = whoOf;
-    this.#prefix = prefix;
+    this.#setting = setting;
     this.#policies = policies;
     this.#routeOf = routeOf;
     if (typeof policies === "function") return;
@@ -213,36 +248,44 @@ export class PolicySet<R> {
    * What a request asks for, by the policies of the set, or by those that a handler chose, their name if they have none
    * of their own, and their costs; empty if it is not limited.
    */
-  async shares(
+  shares(
     request: R,
     chosen?: Policies<R>,
     name?: string,
     costs?: Costs,
-  ): Promise<readonly PolicyShare[]> {
+  ): MaybePromise<readonly PolicyShare[]> {
     const policies =
-      chosen ?? (typeof this.#policies === "function" ? await this.#policies(request) : this.#policies);
+      chosen ?? (typeof this.#policies === "function" ? this.#policies(request) : this.#policies);
+    const sharesOf = (policies: Policies<R> | undefined | null) =>
+      this.#sharesOf(request, policies, name, costs);
+    return isPromise(policies) ? policies.then(sharesOf) : sharesOf(policies);
+  }
+
+  #sharesOf(
+    request: R,
+    policies: Policies<R> | undefined | null,
+    name: string | undefined,
+    costs: Costs | undefined,
+  ): MaybePromise<readonly PolicyShare[]> {
     if (policies === undefined || policies === null) return [];
-    if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
-    const fixed = policies === this.#policies ? this.fixed : undefined;
-    const checked = fixed ?? this.#checkedList(policies, name);
-    const costOf = costsOf(checked, costs);
-    const shares = checked.map((policy) => policy.share(request, this.#whoOf, costOf(policy.name)));
-    return (await Promise.all(shares)).filter((share) => share !== undefined);
-  }
-
-  /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
-  nameBy(route: string | undefined, policies = this.#policies): void {
-    if (typeof policies === "function" || areNamed(policies)) return;
-    if (route !== undefined && route === this.#name) return;
-    if (route === undefined || this.#name !== undefined) {
-      const why = route === undefined ? UNKNOWN_ROUTE : `it is on ${this.#name} and on ${route}`;
-      throw unnamed(policies, why, "guard.limit(");
+    let named = name;
+    if (this.#routeOf !== undefined && !areNamed(policies)) {
+      named = this.#routeOf(request);
+      if (named === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.limit(");
     }
-    this.#name = route;
-    if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
+    const isFixed = policies === this.#policies;
+    const known = isFixed && named === this.#name ? this.fixed : undefined;
+    const checked = known ?? this.#checkedList(policies, named);
+    if (isFixed) [this.#name, this.fixed] = [named, checked];
+    const costOf = costsOf(checked, costs);
+    const shares = checked.map((policy) => policy.share(request, this.#setting.whoOf, costOf(policy.name)));
+    const there = (shares: readonly (PolicyShare | undefined)[]) =>
+      shares.filter((share) => share !== undefined);
+    if (shares.some(isPromise)) return Promise.all(shares.map(async (share) => share)).then(there);
+    return there(shares as (PolicyShare | undefined)[]);
   }
 
-  #checkedList(policies: Policies<R>, name = this.#name ?? "requests"): readonly CheckedPolicy<R>[] {
+  #checkedList(policies: Policies<R>, name = "requests"): readonly CheckedPolicy<R>[] {
     const checked = listOf(policies).map((policy) => this.#checked(policy, name));
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
@@ -254,7 +297,7 @@ export class PolicySet<R> {
 
   /** The policy with its options checked. Each policy is checked only once, as long as its name is the same. */
   #checked(policy: string | Policy<R>, name: string): CheckedPolicy<R> {
-    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#prefix);
+    const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#setting);
     if (typeof policy === "string") {
       const text = `${name} ${policy}`;
       let checked = this.#texts.get(text);
@@ -263,8 +306,10 @@ export class PolicySet<R> {
     }
     if (typeof policy !== "object" || (policy as unknown) === null)
       throw new TypeError("a policy is text such as 5/10s, or has quotas");
-    let checked = this.#objects.get(policy);
-    if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
+    const byName = this.#objects.get(policy) ?? new Map<string, CheckedPolicy<R>>();
+    let checked = byName.get(policy.name ?? name);
+    if (checked === undefined) byName.set(policy.name ?? name, (checked = make(policy)));
+    this.#objects.set(policy, byName);
     return checked;
   }
 }

@@ -14,10 +14,7 @@ export interface WaitOptions extends ClockOption {
 
 /** One who waits, and is asleep or asks. */
 export class Waiter {
-  /** Wakes it; undefined while it is not asleep. */
-  wake: (() => void) | undefined;
-  /** Has it sleep until another time. */
-  until: ((dueMs: number) => void) | undefined;
+  #wake: (() => void) | undefined;
 
   constructor(
     readonly driver: Driver,
@@ -26,16 +23,26 @@ export class Waiter {
     readonly options: WaitOptions,
   ) {}
 
+  get isLate(): boolean {
+    return this.driver.known() >= this.endMs;
+  }
+
+  /** Ends its sleep, if it is asleep. */
+  wake(): void {
+    this.#wake?.();
+  }
+
   /** Sleeps until this time, or until it is woken. Rejects if the signal aborts. */
-  async sleep(dueMs: number): Promise<void> {
+  async sleep(dueMs: number, after = this.driver.asker.after): Promise<void> {
     const { sleep, signal } = this.options;
     signal?.throwIfAborted();
+    const ms = Math.max(0, dueMs - this.driver.known());
     return new Promise((resolve, reject) => {
       let stop = () => {};
       const end = (settle: () => void) => {
         // A sleep of the caller's goes on after it was woken.
-        if (this.wake !== wake) return;
-        this.wake = this.until = undefined;
+        if (this.#wake !== wake) return;
+        this.#wake = undefined;
         stop();
         forget();
         settle();
@@ -43,24 +50,16 @@ export class Waiter {
       const wake = () => end(resolve);
       const fail = (reason: unknown) => end(() => reject(reason));
       const forget = onAbort(signal, fail);
-      this.wake = wake;
-      this.until = (dueMs) => {
-        stop();
-        const ms = Math.max(0, dueMs - this.driver.known());
-        if (ms === Infinity) return;
-        if (sleep === undefined) stop = this.driver.asker.after(ms, wake);
-        else sleep(ms).then(wake, fail);
-      };
-      this.until(dueMs);
+      this.#wake = wake;
+      if (ms === Infinity) return;
+      if (sleep === undefined) stop = after(ms, wake);
+      else sleep(ms).then(wake, fail);
     });
   }
 }
 
 /** Those who wait for a key, in order. */
-export class Queue<T extends Waiter = Waiter> extends Set<T> {
-  /** When the first asks next. */
-  dueMs = 0;
-
+export class Queue extends Set<Waiter> {
   constructor(
     /** Called when the last one has left. */
     readonly onEmpty: () => void,
@@ -68,26 +67,18 @@ export class Queue<T extends Waiter = Waiter> extends Set<T> {
     super();
   }
 
-  get first(): T | undefined {
+  get first(): Waiter | undefined {
     const [first] = this;
     return first;
   }
 
-  /** The one that has slept longest asks at once. */
-  wake(): T | undefined {
-    for (const waiter of this)
-      if (waiter.wake !== undefined) {
-        waiter.wake();
-        return waiter;
-      }
-    return undefined;
-  }
-
-  /** This one asks no more. Returns whether it was the first. */
-  leave(waiter: T): boolean {
+  /** This one waits no more. If it was the first, the next one is. */
+  leave(waiter: Waiter): void {
     const wasFirst = this.first === waiter;
-    if (this.delete(waiter) && this.size === 0) this.onEmpty();
-    return wasFirst;
+    this.delete(waiter);
+    const [next] = this;
+    if (wasFirst) next?.wake();
+    if (this.size === 0) this.onEmpty();
   }
 }
 

@@ -1,6 +1,6 @@
 // The commands that are sent for requests, and how their replies are read.
 
-import { type Verdicts, type Key as Name, prefixed, rl, type Words, wordsOf } from "../commands/commands.js";
+import { type Verdicts, type Key as Name, prefixed, rl, type Words } from "../commands/commands.js";
 import type { Key } from "./key.js";
 import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
@@ -51,11 +51,6 @@ export class Command {
     return this.request !== undefined && (this.force || this.at !== undefined);
   }
 
-  /** Whether this command gives back units that are there only later: somebody's turn. */
-  get isTurn(): boolean {
-    return this.request === undefined && this.at !== undefined && (this.shares[0]?.rules.withinMs ?? 0) > 0;
-  }
-
   // A single command is cheaper than RL.ALL, and its reply says enough about one unit by one quota. A lease needs it
   // for PARTIAL, which RL.ALL does not have. Where no reply is awaited either will do.
   get #isSingle(): boolean {
@@ -72,10 +67,13 @@ export class Command {
     const [{ key, rules, cost }] = this.shares as [Share];
     const asks = this.request !== undefined;
     const units = cost + this.size;
-    const isAhead = asks && rules.withinMs > 0;
-    const how = isAhead ? { withinMs: rules.withinMs } : { partial: asks };
-    const options = { cost: units === 1 ? undefined : units, ...how, at };
-    return wordsOf(rl[rules.algorithm], prefix, [key, rules.quotas, options]);
+    const words: Words = [rules.command, prefixed(prefix, key)];
+    for (const [, limit, window] of rules.words) words.push(limit, window);
+    if (units !== 1) words.push("COST", String(units));
+    if (asks && rules.withinMs > 0) words.push("WITHIN", `${rules.withinMs}ms`);
+    else if (asks) words.push("PARTIAL");
+    if (at !== undefined) words.push("AT", String(at));
+    return words;
   }
 
   #rows(prefix: Name, at: number | undefined): Words {

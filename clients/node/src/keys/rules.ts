@@ -15,6 +15,8 @@ export class Rules {
   readonly smallestLimit: number;
   /** The id of the rules, with which the remembered names of their keys begin. */
   readonly id: string;
+  /** The name of the command for a key alone. */
+  readonly command: string;
   /** The algorithm, limit and window of each quota, as a row of RL.ALL has them. */
   readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
@@ -31,6 +33,7 @@ export class Rules {
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
     this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));
+    this.command = `RL.${algorithm.toUpperCase()}`;
     this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), window]);
     this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));
     const text = `${algorithm} ${quotas.map(([limit], i) => `${limit} ${windows[i]}`).join()}`;

@@ -6,6 +6,7 @@ import { PROBE_MS } from "./away.js";
 import { isRedirection, isReply, knownError } from "./errors.js";
 import { ioredisSource } from "./ioredis-source.js";
 import { Line } from "./line.js";
+import { answered } from "./names.js";
 import { nodeRedisSource } from "./node-redis-source.js";
 import { slotOf } from "./slot.js";
 import type { RedisClient, Connection, Source } from "./source.js";
@@ -66,7 +67,12 @@ class Carrier {
       if (this.#isOver) this.#connection?.destroy();
       else this.#write();
     };
-    outside(() => source.open(slot, events)).then(up, events.lost);
+    const open = async () => {
+      const host = source.hostOf(slot);
+      if (host !== undefined) await answered(host);
+      if (!this.#isOver) await source.open(slot, events);
+    };
+    outside(open).then(up, events.lost);
   }
 
   ask(asked: Asked): void {

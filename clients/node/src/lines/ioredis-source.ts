@@ -43,6 +43,7 @@ export function ioredisSource(client: RedisClient): Source {
       // The client may know slots before it has any node, but `openNode` needs one to copy.
       return redis.isCluster && (redis as Cluster).nodes().length > 0 ? nodeOf(slot) : undefined;
     },
+    hostOf: (slot) => (redis.isCluster ? addressOf(nodeOf(slot)) : (redis as Redis).options)?.host,
     call: callerOf(redis, nodeOf),
   };
 }
@@ -68,10 +69,16 @@ function callerOf(redis: Redis | Cluster, nodeOf: (slot: number) => string | und
 
 /** Opens a connection to the node `host:port`, with the settings that the cluster's own connections have. */
 async function openNode(cluster: Cluster, name: string | undefined, events: Events): Promise<unknown> {
-  const [, host, port] = /^(.*):(\d+)$/.exec(name ?? "") ?? [];
+  const address = addressOf(name);
   const [node] = cluster.nodes();
-  if (host === undefined || node === undefined) throw new Error("the cluster is not connected");
-  return open(node, { host, port: Number(port) }, events);
+  if (address === undefined || node === undefined) throw new Error("the cluster is not connected");
+  return open(node, address, events);
+}
+
+/** The address of a node `host:port`. */
+function addressOf(name: string | undefined): { host: string; port: number } | undefined {
+  const [, host, port] = /^(.*):(\d+)$/.exec(name ?? "") ?? [];
+  return host === undefined ? undefined : { host, port: Number(port) };
 }
 
 async function open(

@@ -1,5 +1,6 @@
 // Makes connections from a client of node-redis.
 
+import type { TcpNetConnectOpts } from "node:net";
 import type { RedisClientPool, RedisClientType, RedisClusterType, RedisSentinelType } from "@redis/client";
 import { isError } from "../commands/clock.js";
 import { isReply } from "./errors.js";
@@ -25,6 +26,8 @@ export function nodeRedisSource(client: RedisClient): Source {
       return wasOpen && !any.isOpen;
     },
     nodeOf: () => undefined,
+    hostOf: () =>
+      "options" in any ? (any.options.socket as TcpNetConnectOpts | undefined)?.host : undefined,
     call: (words: Words) => (any as Single | Pool).sendCommand(words),
   };
   if (isCluster(any)) return { ...source, ...ofCluster(any) };
@@ -51,11 +54,12 @@ const isCluster = (client: Any): client is Cluster => "nodeClient" in client;
 const isSentinel = (client: Any): client is Sentinel => "getMasterNode" in client;
 const isPool = (client: Any): client is Pool => "totalClients" in client;
 
-function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "open" | "call"> {
+function ofCluster(cluster: Cluster): Pick<Source, "isCluster" | "nodeOf" | "hostOf" | "open" | "call"> {
   const masterOf = (slot: number) => cluster.slots[slot]?.master;
   return {
     isCluster: true,
     nodeOf: (slot) => masterOf(slot)?.address,
+    hostOf: (slot) => masterOf(slot)?.host,
     async open(slot, events) {
       const master = masterOf(slot);
       if (master === undefined) throw new Error("no node has this slot");

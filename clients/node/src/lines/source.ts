@@ -29,6 +29,8 @@ export interface Source {
   readonly isCluster: boolean;
   /** Whether the application has closed its client. */
   isClosed(): boolean;
+  /** The host of the node that has this slot; undefined if it is not known, or is none. */
+  hostOf(slot: number): string | undefined;
   /** Opens a connection; on a cluster, to the node that has this slot. */
   open(slot: number, events: Events): Promise<unknown>;
   /** The name of the node that has this slot; undefined without a cluster, or if the client does not know it. */

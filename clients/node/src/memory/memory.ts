@@ -86,6 +86,11 @@ export class MemoryLimiter extends Commands {
     return new Promise((resolve) => resolve(this.#run(words)));
   }
 
+  /** Forgets all keys, so that tests of one process do not meet each other's counts. */
+  clear(): void {
+    this.#run(["FLUSHALL"]);
+  }
+
   #run(words: Words): unknown {
     const now = this.now();
     this.#write(words);

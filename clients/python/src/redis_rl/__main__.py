@@ -241,24 +241,31 @@ def rows_of(client: Any, keys: list[bytes], options: argparse.Namespace) -> Iter
     ]
     told = _asked(client, peeks)
     for key, info, rules in found:
-        windows = [(each.window, each.limit, each.used, each.reset_after) for each in info.windows]
+        windows = [
+            (each.calendar or _length(each.window), each.limit, each.used, each.reset_after) for each in info.windows
+        ]
         if rules:
             verdicts = [(limit, window, wire.verdict(next(told))) for limit, window in rules.quotas]
             windows = [
-                (wire.timedelta_of(window), limit, verdict.limit - verdict.remaining, verdict.reset_after)
+                (_written(window), limit, verdict.limit - verdict.remaining, verdict.reset_after)
                 for limit, window, verdict in verdicts
             ]
         for window, limit, used, reset_after in windows:
             if limit == wire.BLOCK:
                 if used > limit:
-                    yield printable(key), info.algorithm, _length(window), "blocked", 0, _seconds(reset_after)
+                    yield printable(key), info.algorithm, window, "blocked", 0, _seconds(reset_after)
                 continue
             left = "-" if limit is None else max(limit - used, 0)
-            yield printable(key), info.algorithm, _length(window), used, left, _seconds(reset_after)
+            yield printable(key), info.algorithm, window, used, left, _seconds(reset_after)
 
 
 def _seconds(wait: timedelta | None) -> str:
     return "-" if wait is None else f"{wait.total_seconds():.1f}s"
+
+
+def _written(window: wire.Window) -> str:
+    is_calendar = isinstance(window, str) and window.lower().endswith(("w", "mo"))
+    return str(window) if is_calendar else _length(wire.timedelta_of(window))
 
 
 def _length(window: timedelta) -> str:

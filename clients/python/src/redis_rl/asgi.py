@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, limits_of, route_name, with_limit
+from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, check_texts, limits_of, route_name, with_limit
 from ._guard.visit import Taken, Visit
 from .http import Answer, Decision, Policy, beside
 
@@ -128,7 +128,7 @@ class Guard(AsyncGuard):
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
         if not known:
-            known = (route, _name(request, route, mount, limit))
+            known = (route, _name(request, route, mount))
             limit.known[id(route), mount] = known
         return known[1]
 
@@ -214,88 +214,47 @@ def _mount(scope: Scope) -> str:
     return root.removeprefix(scope.get("app_root_path", root))
 
 
-def _name(scope: Scope, route: Any, mount: str, limit: Limit) -> str | None:
-    if pattern := scope.get("path_template"):
-        return route_name(getattr(route, "http_methods", ("GET",)), pattern)
+def _name(scope: Scope, route: Any, mount: str) -> str | None:
+    if (pattern := scope.get("path_template")) is not None:
+        # Older versions of Litestar leave it empty for the path /.
+        return route_name(getattr(route, "http_methods", ("GET",)), pattern or "/")
+    every = _routes(scope.get("app"))
     if route is None:
+        # Older versions of Starlette tell the handler alone.
+        on = [each for each in every if getattr(each, "endpoint", None) is scope.get("endpoint", every)]
+    else:
+        # FastAPI's have the prefixes of the routers that include them.
+        on = [each for each in every if _original(each) is route] or [route]
+    if len(on) != 1:
         return None
-    app = scope.get("app")
-    if any(_has(router, limit) for router in _routers(getattr(app, "router", None))):
-        raise limit.unnamed("it stands on a router or an application")
-    routes = _routes(app)
-    on = [each for each in routes if _has(each, limit)] or [each for each in routes if _original(each) is route]
-    if len(on) > 1:
-        first, second = (_route_name(scope, each, mount) for each in on[:2])
-        raise limit.unnamed(f"it stands on several routes, {first} and {second} say")
-    [route] = on or [route]
-    if _has(route, limit) and not _has(_original(route), limit):
-        raise limit.unnamed("it stands on an included router")
+    [route] = on
     path = "" if isinstance(_original(route), Mount) else route.path
-    # Else the name would contain what a client has written there.
     if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
-        raise limit.unnamed("it stands in a mount with a parameter")
-    return _route_name(scope, route, mount)
-
-
-def _route_name(scope: Scope, route: Any, mount: str) -> str:
-    if isinstance(_original(route), Mount):
-        return route_name((), mount)
+        # It stands in a mount with a parameter: the name would contain what a client has written there.
+        return None
     methods = ("GET",) if scope["type"] == "websocket" else getattr(route, "methods", None) or ()
-    return route_name(methods, mount + route.path)
-
-
-def _routers(router: Any) -> Iterator[Any]:
-    """Yields the router of a FastAPI application and those that it includes, as far as their routes tell."""
-    yield router
-    for each in getattr(router, "routes", ()):
-        if inner := getattr(each, "original_router", None):
-            yield from _routers(inner)
+    return route_name(methods, mount + path)
 
 
 def _routes(app: Any) -> list[Any]:
-    """Returns the routes of an application. FastAPI's have the prefixes of the routers that it includes."""
-    routes = getattr(app, "routes", ())
+    """Returns the routes of an application, those of FastAPI's routers too."""
     every = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", iter)
-    return list(every(routes))
+    return list(every(getattr(app, "routes", ())))
 
 
 def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
-def _limits(route: Any) -> list[Limit]:
-    """Returns the limits of a route or a mount that are texts: dependencies, decorators and middleware."""
-    places = [each.dependency for each in getattr(route, "dependencies", None) or ()]
-    endpoint = getattr(_original(route), "endpoint", None)
-    for each in (endpoint, *(vars(endpoint).values() if isinstance(endpoint, type) else ())):
-        places += limits_of(each)
-    app = _original(route)
-    while (app := getattr(app, "app", None)) is not None:
-        places.append(getattr(app, "limit", None))
-    return [each for each in places if isinstance(each, Limit) and each.text]
-
-
-def _check_routes(app: Any, routes: Any, root: str = "") -> list[Any]:
-    """Returns the handlers of all routes. Raises an error if a limit is a text and has no route that names it."""
-    endpoints = []
+def _views(routes: Iterable[Any]) -> Iterator[Any]:
+    """Yields the handlers of all routes. Raises an error for one that two texts limit."""
     for route in routes:
-        original = _original(route)
-        path = root + getattr(original, "path", "")
-        mount = path if isinstance(original, Mount) else root
-        kind = "http" if hasattr(original, "methods") else "websocket"
-        scope = {"type": kind, "app": app, "path_params": dict.fromkeys(re.findall(r"\{(\w+)", path))}
-        for limit in _limits(route):
-            limit.stands_on(_name(scope, original, mount, limit))
-        endpoints.append(getattr(original, "endpoint", None))
-        if isinstance(original, Mount):
-            inner = original.app if hasattr(original.app, "router") else app
-            endpoints += _check_routes(inner, _routes(original), mount)
-    return endpoints
-
-
-def _has(place: Any, limit: Limit) -> bool:
-    """Whether a route, or a router, depends on this limit."""
-    return any(each.dependency is limit for each in getattr(place, "dependencies", None) or ())
+        view = getattr(_original(route), "endpoint", None)
+        needed = [each.dependency for each in getattr(route, "dependencies", None) or ()]
+        check_texts([*limits_of(view), *(each for each in needed if isinstance(each, Limit))])
+        yield view
+        if isinstance(_original(route), Mount):
+            yield from _views(_routes(_original(route)))
 
 
 class _Middleware:
@@ -338,7 +297,7 @@ class _Middleware:
 
     def _check_app(self, scope: Scope) -> None:
         app = scope.get("app")
-        self.check(app, lambda: _check_routes(app, _routes(app)))
+        self.check(app, lambda: _views(_routes(app)))
 
     async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         taken = await self.take_of([self.limit], scope, visit=visit)
@@ -379,10 +338,13 @@ class _Answering:
             await self._send_all(_messages(self._scope, self._visit.refusal))
 
     async def answer_error(self, error: Exception, receive: Receive) -> None:
-        """Answers an exception that nobody handles as Starlette does, which would leave out the header fields."""
-        app, scope = self._scope.get("app"), self._scope
-        handlers = getattr(app, "exception_handlers", None)
-        if self._visit.has_begun or not app or handlers is None or scope["type"] != "http":
+        """Answers an exception that nobody handles as Starlette does, whose own answer would lack the header fields.
+
+        Starlette writes that answer outside of all middleware. So its public class is asked here too.
+        """
+        scope: Any = self._scope
+        app = scope.get("app")
+        if self._visit.has_begun or not hasattr(app, "build_middleware_stack") or scope["type"] != "http":
             return
         handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
         if any(kind in handled for kind in type(error).__mro__):
@@ -393,7 +355,7 @@ class _Answering:
         async def fail(scope: Scope, receive: Receive, send: Send) -> None:
             raise error
 
-        handler = handlers.get(500) or handlers.get(Exception)
+        handler = app.exception_handlers.get(500) or app.exception_handlers.get(Exception)
         with suppress(type(error)):
             await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from functools import cached_property
 from typing import Any, TypeVar
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
@@ -58,7 +58,6 @@ class Guard(SyncGuard):
 
     def _guarded(self, get_response: Any) -> Any:
         guarded: Any
-        _check_routes(get_resolver().url_patterns)
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
@@ -69,7 +68,11 @@ class Guard(SyncGuard):
                     await self._take_of([self._all], request, visit=visit)
                 return _answered(visit, response)
 
-            guarded.process_view = self._process_view
+            async def process_view(*arguments: Any) -> HttpResponse | None:
+                return await self._process_view(*arguments)
+
+            # The mark outlasts wrappers of tools, such as those of older versions of Sentry, which are plain functions.
+            guarded.process_view = markcoroutinefunction(process_view)
         else:
 
             def guarded(request: HttpRequest) -> Any:
@@ -121,22 +124,14 @@ class Guard(SyncGuard):
 
     def _route(self, request: HttpRequest, limit: Limit) -> str | None:
         """Returns the name of the URL pattern, which has no method unless the limit has one."""
-        return _route_name(request.resolver_match.route, limit) if request.resolver_match else None
-
-
-def _check_routes(patterns: Any, before: str = "") -> None:
-    """Raises an error before the first request if a limit that is a text has several patterns."""
-    for each in patterns:
-        path = before + (str(each.pattern).removeprefix("^") if before else str(each.pattern))
-        for limit in limits_of(getattr(each, "callback", None)):
-            limit.stands_on(_route_name(path, limit))
-        # A pattern that begins with a language stands for several paths.
-        if not isinstance(each.pattern, LocalePrefixPattern):
-            _check_routes(getattr(each, "url_patterns", ()), path)
-
-
-def _route_name(path: str, limit: Limit) -> str:
-    return route_name([limit.method] if limit.method else (), f"/{path}")
+        if not request.resolver_match:
+            return None
+        path = request.resolver_match.route
+        # A client chooses the language of a path, and with it what stands before these patterns.
+        for each in get_resolver().url_patterns:
+            if isinstance(each.pattern, LocalePrefixPattern):
+                path = path.removeprefix(each.pattern.language_prefix)
+        return route_name([limit.method] if limit.method else (), f"/{path}")
 
 
 def _response(answer: Decision | None) -> HttpResponse | None:

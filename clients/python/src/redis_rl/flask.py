@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 
 from ._guard.address import behind
 from ._guard.guard import VISIT, SyncGuard, run
-from ._guard.policies import ByHand, Limit, Policies, limits_of, route_name, with_limit
+from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
 from ._guard.visit import Visit
 from .http import Answer, Decision, Policy, beside
 
@@ -106,7 +106,7 @@ class Guard(SyncGuard):
     def _route(self, request: Request, limit: Limit) -> str | None:
         """Returns the name of the rule, or of the blueprint."""
         rule = request.url_rule
-        if rule and (isinstance(limit, ByHand) or limit in limits_of(current_app.view_functions.get(rule.endpoint))):
+        if rule and (limit.is_by_hand or limit in limits_of(current_app.view_functions.get(rule.endpoint))):
             return route_name(rule.methods or (), rule.rule)
         if len(request.blueprints) == 1:
             return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None

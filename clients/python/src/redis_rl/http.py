@@ -216,6 +216,12 @@ class Standing(NamedTuple):
         rows = [each and without(each, more) for each, more in zip(self.outcome.rows, units, strict=True)]
         return self._replace(outcome=self.outcome._replace(rows=tuple(rows)))
 
+    def updated(self, told: Mapping[str, tuple[Verdict, ...] | None]) -> Standing:
+        """Returns the standing with what was told later of policies, by their names."""
+        pairs = zip(self.policies, self.outcome.rows, strict=True)
+        rows = tuple(told.get(policy.name, before) for policy, before in pairs)
+        return self._replace(outcome=self.outcome._replace(rows=rows))
+
     def _pairs(self) -> list[tuple[Item, Verdict]]:
         """Returns the quotas of which a verdict is known, with it."""
         pairs: list[tuple[Item, Verdict]] = []

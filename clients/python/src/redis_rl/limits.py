@@ -1,13 +1,11 @@
 """A storage for the `limits` library, and so for Flask-Limiter and slowapi.
 
 Importing this module registers the schemes ``redis-rl://``, ``rediss-rl://``, ``redis-rl+unix://``,
-``redis-rl+cluster://``, ``redis-rl+sentinel://`` and ``redis-rl+memory://``, and each with ``async+`` before it.
-What follows the scheme, and the options, are those of the library's own ``redis://`` storages, and ``clock``: a
-function that returns the Unix time in milliseconds, for tests.
+``redis-rl+cluster://`` and ``redis-rl+sentinel://``, and each with ``async+`` before it. What follows the scheme, and
+the options, are those of the library's own ``redis://`` storages.
 
 `moving-window` is RL.LOG and `sliding-window-counter` RL.SLIDING, each hit one command. `fixed-window` stays the
-library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock. With a
-``clock`` it is RL.LOG, all units of a window as of its first hit.
+library's own counter: its window starts with the first hit, where those of RL.FIXED are aligned to the clock.
 """
 
 from __future__ import annotations
@@ -25,20 +23,17 @@ from limits.aio import storage as aio
 from limits.storage.base import TimestampedSlidingWindow
 
 from ._commands import wire
-from ._commands.wire import MAX_COST, Clock, Key
+from ._commands.wire import MAX_COST, Key
 from ._guard.guard import run
 from ._library import redis
 from ._lines.loop import EachLoop, Loop, LoopLines
 from ._lines.own import CLIENT_OPTIONS, socket_timeout
-from .memory import MemoryLimiter
 
 __all__ = [
     "AsyncRedisRLClusterStorage",
-    "AsyncRedisRLMemoryStorage",
     "AsyncRedisRLSentinelStorage",
     "AsyncRedisRLStorage",
     "RedisRLClusterStorage",
-    "RedisRLMemoryStorage",
     "RedisRLSentinelStorage",
     "RedisRLStorage",
 ]
@@ -61,10 +56,10 @@ class _Script:
 
 # The library reports when the next unit frees. That is how long a request of one unit more than remain would wait.
 _PEEK_NEXT = _Script("""
-local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], unpack(ARGV, 3))
+local peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2])
 local limited, limit, remaining = peek[1], peek[2], peek[3]
 if limited == 0 and remaining < limit then
-    peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], 'COST', remaining + 1, unpack(ARGV, 3))
+    peek = redis.call('RL.PEEK', KEYS[1], ARGV[1], ARGV[2], 'COST', remaining + 1)
 end
 return peek
 """)
@@ -76,15 +71,10 @@ def _sliding_window(reply: Any, expiry: int) -> tuple[int, float, int, float]:
     for window in wire.windows(reply):
         if window["window_ms"] == length_ms and window["used"]:
             current, previous = window["current"], window["previous"]
-            left_ms = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous)
-            return _told(previous, current, left_ms, expiry)
+            left = _ms_until_window_ends(window["reset_after_ms"], length_ms, current, previous) / 1000
+            # Units of the current window still count in the next one.
+            return previous, left if previous else 0.0, current, left + expiry if current else 0.0
     return 0, 0.0, 0, 0.0
-
-
-def _told(previous: int, current: int, left_ms: int, expiry: int) -> tuple[int, float, int, float]:
-    left = left_ms / 1000
-    # Units of the current window still count in the next one.
-    return previous, left if previous else 0.0, current, left + expiry if current else 0.0
 
 
 def _ms_until_window_ends(reset_after_ms: int, length_ms: int, current: int, previous: int) -> int:
@@ -121,10 +111,9 @@ class _Windows(TimestampedSlidingWindow):
     """The strategies of all storages. Sliding windows are aligned to the clock.
 
     A key is counted by one algorithm, and an application may change its strategy while keys live. So each strategy has
-    a suffix for its keys. Fixed windows are counted by the library's own script, or with a clock by RL.LOG.
+    a suffix for its keys. Fixed windows are counted by the library's own script.
     """
 
-    clock: Clock | None
     _options: dict[str, Any] = {}
     _call: Callable[..., Coroutine[Any, Any, Any]]
     prefixed_key: Callable[[str], str]
@@ -133,14 +122,10 @@ class _Windows(TimestampedSlidingWindow):
     # Becomes False when an ACL rule forbids EVALSHA.
     _may_run_scripts = True
 
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
+    def __init__(self, uri: str, **options: Any) -> None:
         """Takes the keyword arguments of the library's own storage."""
-        self.clock = clock
         options = {**self._options, **options}
         super().__init__(_redis_uri(uri), **options)  # type: ignore[call-arg]  # of a class beside
-
-    def _as_of(self) -> int | None:
-        return None if self.clock is None else self.clock()
 
     async def _run_script(self, script: Any, key: str, *arguments: Key | int) -> Any:
         """Runs a script by its hash, without the parsing of arguments and replies that the library adds."""
@@ -152,77 +137,53 @@ class _Windows(TimestampedSlidingWindow):
 
     @_of_storage
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        if self.clock is None:
-            return int(await self._run_script(self._incr_script(), key, expiry, amount))
-        used, ends_ms = await self._fixed(key, expiry)
-        # All units of a window are counted as of its first hit, so that they leave together.
-        at = ends_ms - 1000 * expiry if used else self.clock()
-        return MAX_COST - (await self._take("RL.LOG", f"{key}/fixed", MAX_COST, expiry, amount, at))[2]
+        return int(await self._run_script(self._incr_script(), key, expiry, math.ceil(amount)))
 
     @_of_storage
     async def get(self, key: str) -> int:
-        if self.clock is None:
-            return int(await self._call("GET", self.prefixed_key(key)) or 0)
-        return (await self._fixed(key))[0]
+        return int(await self._call("GET", self.prefixed_key(key)) or 0)
 
     @_of_storage
     async def get_expiry(self, key: str) -> float:
-        if self.clock is None:
-            return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
-        return (await self._fixed(key))[1] / 1000
-
-    async def _fixed(self, key: str, expiry: int | None = None) -> tuple[int, int]:
-        """Returns the units in a fixed window by the clock, and when it ends, in milliseconds."""
-        assert self.clock
-        now, key = self.clock(), f"{key}/fixed"
-        if expiry is None:
-            windows = wire.windows(await self._call("RL.INFO", self.prefixed_key(key)))
-            if not windows:
-                return 0, now
-            expiry = windows[0]["window_ms"] // 1000
-        _, _, remaining, _, reset_after = await self._peek(key, MAX_COST, expiry, at=now)
-        return MAX_COST - remaining, now + reset_after
+        return max(int(await self._call("TTL", self.prefixed_key(key))), 0) + time.time()
 
     @_of_storage
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return (await self._take("RL.LOG", f"{key}/log", limit, expiry, amount, self._as_of()))[0] == 0
+        return (await self._take("RL.LOG", f"{key}/log", limit, expiry, amount))[0] == 0
 
     @_of_storage
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        return (await self._take("RL.SLIDING", f"{key}/sliding", limit, expiry, amount, self._as_of()))[0] == 0
+        return (await self._take("RL.SLIDING", f"{key}/sliding", limit, expiry, amount))[0] == 0
 
     @_of_storage
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
         await self._forget("RL.SLIDING", f"{key}/sliding", expiry)
 
-    async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int, at: int | None) -> list[int]:
+    async def _take(self, command: str, key: str, limit: int, expiry: int, amount: int = 1) -> list[int]:
         # slowapi passes on what a function of the application returns, which may be a fraction.
-        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], math.ceil(amount), at=at)
+        words = wire.take(command, self.prefixed_key(key), [(limit, expiry)], math.ceil(amount))
         reply: list[int] = await self._call(*words)
         return reply
 
-    async def _peek(self, key: str, limit: int, expiry: int, cost: int = 1, at: int | None = None) -> list[int]:
-        return await self._take("RL.PEEK", key, limit, expiry, cost, at)
-
-    async def _peek_next(self, key: str, limit: int, expiry: int, at: int | None) -> list[int]:
+    async def _peek_next(self, key: str, limit: int, expiry: int) -> list[int]:
         if self._may_run_scripts:
-            arguments = (limit, expiry) if at is None else (limit, expiry, "AT", at)
             try:
-                reply: list[int] = await self._run_script(_PEEK_NEXT, key, *arguments)
+                reply: list[int] = await self._run_script(_PEEK_NEXT, key, limit, expiry)
                 return reply
             except redis.exceptions.NoPermissionError:
                 self._may_run_scripts = False
         # The same as _PEEK_NEXT does, in two commands.
-        reply = await self._peek(key, limit, expiry, at=at)
+        reply = await self._take("RL.PEEK", key, limit, expiry)
         limited, _, remaining, *_ = reply
-        return reply if limited or remaining == limit else await self._peek(key, limit, expiry, remaining + 1, at)
+        return (
+            reply if limited or remaining == limit else await self._take("RL.PEEK", key, limit, expiry, remaining + 1)
+        )
 
     @_of_storage
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
         """Returns when the oldest unit in the moving window was taken, and how many units there are."""
-        at = self._as_of()
-        _, _, remaining, retry_after, _ = await self._peek_next(f"{key}/log", limit, expiry, at)
-        now = time.time() if at is None else at / 1000
+        _, _, remaining, retry_after, _ = await self._peek_next(f"{key}/log", limit, expiry)
+        now = time.time()
         # The oldest unit frees one window after it was taken.
         start = now if remaining == limit else now + max(0, retry_after) / 1000 - expiry
         return start, limit - remaining
@@ -230,28 +191,17 @@ class _Windows(TimestampedSlidingWindow):
     @_of_storage
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Returns units and seconds left of the previous window, then of the current one."""
-        if self.clock is None:
-            return _sliding_window(await self._call("RL.INFO", self.prefixed_key(f"{key}/sliding")), expiry)
-        # RL.INFO has no AT. But at its start a window counts all units of the one before: the current window shows
-        # both counts together, the next one the current count alone.
-        now, length_ms = self.clock(), 1000 * expiry
-        start = now - now % length_ms
-        both = MAX_COST - (await self._peek(f"{key}/sliding", MAX_COST, expiry, at=start))[2]
-        current = MAX_COST - (await self._peek(f"{key}/sliding", MAX_COST, expiry, at=start + length_ms))[2]
-        return _told(both - current, current, start + length_ms - now, expiry)
+        return _sliding_window(await self._call("RL.INFO", self.prefixed_key(f"{key}/sliding")), expiry)
 
     async def _forget(self, command: str, key: str, window: wire.Window) -> None:
         """Gives back all units instead of DEL, since ACL rules may allow an application no more than to count."""
-        await self._call(*wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST, at=self._as_of()))
+        await self._call(*wire.take(command, self.prefixed_key(key), [(1, window)], -MAX_COST))
 
     @_of_storage
     async def clear(self, key: str) -> None:
         await self._forget("RL.LOG", f"{key}/log", "3650d")
-        if self.clock is not None:
-            await self._forget("RL.LOG", f"{key}/fixed", "3650d")
-            return
         try:
-            await self._peek(key, 1, 1)
+            await self._take("RL.PEEK", key, 1, 1)
         except redis.exceptions.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
@@ -261,7 +211,7 @@ class _Windows(TimestampedSlidingWindow):
     @_of_storage
     async def check(self) -> bool:
         try:
-            await self._peek("", 1, 1)
+            await self._take("RL.PEEK", "", 1, 1)
         except Exception:
             return False
         return True
@@ -344,44 +294,3 @@ class AsyncRedisRLSentinelStorage(_AsyncWindows, aio.RedisSentinelStorage):
     """``async+redis-rl+sentinel://host:port,host:port/service``. Asks only the master."""
 
     STORAGE_SCHEME = ["async+redis-rl+sentinel"]
-
-
-class _MemoryWindows(_Windows):
-    """Counts in this process."""
-
-    _may_run_scripts = False
-    base_exceptions = redis.RedisError
-
-    def __init__(self, uri: str, *, clock: Clock | None = None, **options: Any) -> None:
-        clock = clock or _now_ms
-        self.storage = MemoryLimiter(clock=clock)
-        super().__init__(uri, clock=clock, **options)
-
-    async def _call(self, *words: Key | int) -> Any:
-        return self.storage.execute_command(*words)
-
-    def prefixed_key(self, key: str) -> str:
-        return key
-
-    @_of_storage
-    async def reset(self) -> int:
-        """Deletes all keys, and returns how many there were."""
-        keys = int(await self._call("DBSIZE"))
-        await self._call("FLUSHALL")
-        return keys
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class RedisRLMemoryStorage(_MemoryWindows, sync.Storage, sync.MovingWindowSupport, sync.SlidingWindowCounterSupport):
-    """``redis-rl+memory://``: counts in this process."""
-
-    STORAGE_SCHEME = ["redis-rl+memory"]
-
-
-class AsyncRedisRLMemoryStorage(_MemoryWindows, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):
-    """``async+redis-rl+memory://``: counts in this process."""
-
-    STORAGE_SCHEME = ["async+redis-rl+memory"]

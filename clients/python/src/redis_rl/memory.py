@@ -25,7 +25,10 @@ from ._turns import Turn
 
 __all__ = ["MemoryLimiter"]
 
-_MISSING = "decisions in this process need wasmtime: pip install redis-rl[memory]"
+_MISSING = (
+    "decisions in this process, as of MemoryLimiter and of fail='local', need wasmtime: pip install redis-rl[memory]. "
+    "It has binaries for Linux, macOS and Windows on x86-64 and arm64"
+)
 # The size of the buffer for commands and replies, and the size from which a buffer is not kept.
 _BYTES, _KEPT_BYTES = 2**14, 2**20
 _MOST_KEYS = 2**32 - 1
@@ -38,11 +41,11 @@ def _compiled() -> tuple[Any, Any]:
     """Compiles the module once for all limiters of a process."""
     try:
         import wasmtime
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(_MISSING) from error
     code = resources.files(__package__).joinpath("redis_rl.wasm")
     if not code.is_file():
-        raise FileNotFoundError(f"{code} is missing: in the clone that this was installed from, make wasm")
+        raise FileNotFoundError(f"{code} is missing: install redis-rl again, in a clone after make wasm")
     config = wasmtime.Config()
     # Else two threads compile, and stay: a program that forks is warned of them.
     config.parallel_compilation = False
@@ -133,6 +136,10 @@ class MemoryLimiter:
         if isinstance(now_ms, bool) or not isinstance(now_ms, int | float) or not 0 <= now_ms <= _MOST_MS:
             raise ValueError(f"a time is Unix milliseconds: {now_ms!r}")
         return int(now_ms)
+
+    def clear(self) -> None:
+        """Forgets all keys, so that tests of one process do not meet each other's counts."""
+        self.execute_command("FLUSHALL")
 
     def close(self) -> None:
         """Does nothing: it is there because clients have it."""

@@ -20,11 +20,12 @@ use {
     tokio::sync::oneshot,
 };
 
+use super::algorithm::Algorithm;
 use super::clock::{Clock, Instant, Time};
 use super::cmd;
 use super::quota::{MAX_WINDOW, Quota};
 use super::reply::{Verdict, Verdicts};
-use super::request::{Algorithm, All, Take, write_at};
+use super::request::{All, Take, write_at};
 use super::turn::Turn;
 
 /// How many units to wait for, and how long. A number converts into a cost without a timeout.

@@ -1,22 +1,10 @@
 //! The commands as [`redis::Cmd`], for pipelines and scripts.
-//!
-//! ```no_run
-//! use redis_rl_client::{Quota, Verdict, cmd};
-//!
-//! # fn main() -> redis::RedisResult<()> {
-//! # let mut connection = redis::Client::open("redis://127.0.0.1/")?.get_connection()?;
-//! let verdicts: Vec<Verdict> = redis::pipe()
-//!     .add_command(cmd::log("api:42", Quota::per_second(5), 1))
-//!     .add_command(cmd::log("api:43", Quota::per_second(5), 1))
-//!     .query(&mut connection)?;
-//! # Ok(())
-//! # }
-//! ```
 
 use redis::{Cmd, ToSingleRedisArg};
 
+use super::algorithm::Algorithm;
 use super::quota::Quota;
-use super::request::{Algorithm, All, Take, with_room};
+use super::request::{All, Take, with_room};
 
 macro_rules! takes {
     ($($(#[$doc:meta])* $command:ident = $algorithm:ident;)*) => {$(

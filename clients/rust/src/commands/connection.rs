@@ -3,10 +3,11 @@
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
 use super::acquire::{Acquire, Asked};
+use super::algorithm::Algorithm;
 use super::cmd;
 use super::quota::Quota;
 use super::reply::{Info, Verdict, Verdicts};
-use super::request::{Algorithm, All, Take};
+use super::request::{All, Take};
 
 /// The methods of both traits.
 macro_rules! commands {

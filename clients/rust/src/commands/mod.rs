@@ -1,6 +1,7 @@
 //! The commands: their arguments, their replies, and methods that send them.
 
 mod acquire;
+mod algorithm;
 mod clock;
 pub mod cmd;
 mod connection;
@@ -10,6 +11,7 @@ mod request;
 mod turn;
 
 pub use acquire::Acquire;
+pub use algorithm::Algorithm;
 pub use clock::Clock;
 pub(crate) use clock::Time;
 #[cfg(feature = "tokio-comp")]
@@ -22,4 +24,4 @@ pub(crate) use quota::{BLOCK, MAX_LIMIT, check};
 pub use quota::{Invalid, Quota, Quotas};
 pub use reply::{Info, Verdict, Verdicts, WindowInfo};
 pub(crate) use request::MAX_COST;
-pub use request::{Algorithm, All, Take, slot};
+pub use request::{All, Take, slot};

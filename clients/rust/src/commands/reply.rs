@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{FromRedisValue, ParsingError, Value, from_redis_value};
 
-use super::request::Algorithm;
+use super::algorithm::Algorithm;
 
 /// The decision on a request for one key.
 ///

@@ -4,53 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, RedisWrite, ToRedisArgs, ToSingleRedisArg};
 
+use super::algorithm::Algorithm;
 use super::quota::{Quota, length_and_unit};
-
-/// The algorithm by which a key counts.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Fixed windows: one count in each window of the clock.
-    Fixed,
-    /// A sliding window: the count of this window, and a share of the last.
-    Sliding,
-    /// A log, which is exact: every unit is free again one window after it was taken.
-    Log,
-    /// A token bucket: a burst of the whole limit, then an even stream.
-    Bucket,
-}
-
-impl Algorithm {
-    /// All algorithms.
-    pub const EVERY: &[Algorithm] =
-        &[Algorithm::Fixed, Algorithm::Sliding, Algorithm::Log, Algorithm::Bucket];
-
-    pub(crate) fn command(self) -> &'static str {
-        match self {
-            Algorithm::Fixed => "RL.FIXED",
-            Algorithm::Sliding => "RL.SLIDING",
-            Algorithm::Log => "RL.LOG",
-            Algorithm::Bucket => "RL.BUCKET",
-        }
-    }
-
-    fn name(self) -> &'static str {
-        &self.command()["RL.".len()..]
-    }
-
-    /// The algorithm of this name, in either case.
-    pub(crate) fn named(name: &str) -> Option<Algorithm> {
-        Algorithm::EVERY.iter().copied().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
-    }
-}
-
-impl ToRedisArgs for Algorithm {
-    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        out.write_arg(self.name().as_bytes());
-    }
-}
-
-impl ToSingleRedisArg for Algorithm {}
 
 /// The largest cost that the commands accept.
 pub(crate) const MAX_COST: i64 = (1 << 53) - 1;
@@ -151,14 +106,6 @@ impl ToRedisArgs for Take {
 /// A request for several keys: all allow it and are counted, or nothing changes in any.
 ///
 /// A key is named once, with all its quotas. The reply has a [`Verdict`](crate::Verdict) for each quota, in this order.
-///
-/// ```
-/// use redis_rl_client::{Algorithm, All, Quota};
-///
-/// let request = All::new()
-///     .key("{42}:requests", Algorithm::Log, [Quota::per_second(5), Quota::per_hour(100)], 1)
-///     .key("{42}:tokens", Algorithm::Sliding, Quota::per_hour(100_000), 1200);
-/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct All {

@@ -75,7 +75,6 @@ impl Asker {
     }
 
     /// An asker with the same settings that decides in this process.
-    #[cfg(feature = "web")]
     pub fn in_memory(&self) -> Asker {
         self.with(|settings| settings.redis = crate::MemoryLimiter::new().into())
     }
@@ -139,7 +138,6 @@ impl Asker {
     }
 
     /// What each quota of each share would decide, asked in one write. Nothing is counted.
-    #[cfg(feature = "web")]
     pub async fn peek(&self, shares: &[Share]) -> RedisResult<Vec<Vec<Verdict>>> {
         let look = |(share, quota): (&Share, Quota)| {
             let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
@@ -209,31 +207,26 @@ impl Asker {
             state.ticker = Some(runtime.spawn(self.clone().tick()).abort_handle());
         }
         drop(state);
-        // Others wait for leases, so they are not at the mercy of a handler that computes where this is called. What is left of a
-        // lease must reach the server before the next one is asked for.
-        let is_for_others = |command: &Command| command.is_for_others() || Handle::try_current().is_err();
-        let (of_leases, alone): (Vec<_>, Vec<_>) = commands.into_iter().partition(is_for_others);
-        let mut last = None;
-        for (commands, runtime) in
-            [(of_leases, Some(own_runtime().clone())), (alone, Handle::try_current().ok())]
-        {
-            let send = |command| {
-                self.0.tasks.send_modify(|tasks| *tasks += 1);
-                InFlight { asker: self.clone(), command, is_replied: false }.send()
-            };
-            let mut sent: Vec<_> = commands.into_iter().map(send).collect();
-            if self.redis().is_memory() {
-                let mut context = Context::from_waker(Waker::noop());
-                sent.drain(..).for_each(|sent| _ = pin!(sent).poll(&mut context));
-            }
-            if let Some(runtime) = runtime.filter(|_| !sent.is_empty()) {
-                last = Some(match sent.len() {
-                    1 => runtime.spawn(sent.remove(0)),
-                    _ => runtime.spawn(async { _ = in_order(sent).await }),
-                });
-            }
+        let is_of_lease = commands.iter().any(Command::is_of_lease);
+        let send = |command| {
+            self.0.tasks.send_modify(|tasks| *tasks += 1);
+            InFlight { asker: self.clone(), command, is_replied: false }.send()
+        };
+        let mut sent: Vec<_> = commands.into_iter().map(send).collect();
+        if self.redis().is_memory() {
+            let mut context = Context::from_waker(Waker::noop());
+            sent.into_iter().for_each(|sent| _ = pin!(sent).poll(&mut context));
+            return None;
         }
-        last
+        // Others wait for a lease, so it is not at the mercy of a handler that computes where this is called.
+        let current = Handle::try_current().ok().filter(|_| !is_of_lease);
+        let runtime = current.as_ref().unwrap_or_else(|| own_runtime());
+        match sent.len() {
+            0 => None,
+            1 => sent.pop().map(|sent| runtime.spawn(sent)),
+            // What is left of a lease must reach the server before the next lease is asked for.
+            _ => Some(runtime.spawn(async { _ = in_order(sent).await })),
+        }
     }
 
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
@@ -356,7 +349,6 @@ pub(crate) struct Held {
 
 impl Held {
     /// What has answered it.
-    #[cfg(feature = "web")]
     pub fn asker(&self) -> &Asker {
         &self.asker
     }
@@ -374,7 +366,6 @@ impl Held {
 
     /// Corrects what was taken of the shares at these indices. The last cost of a share counts. Its commands are sent by this
     /// call, before the future is polled.
-    #[cfg(feature = "web")]
     pub fn settle(
         &self,
         used: Vec<(usize, i64)>,

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use redis::RedisError;
 use tokio::time::Instant;
-#[cfg(feature = "web")]
 use tracing::subscriber::NoSubscriber;
 
 use crate::lines::{Address, Ask, Away, known};
@@ -42,7 +41,6 @@ pub(crate) struct Nodes {
 #[derive(Clone)]
 pub(crate) struct Announcer {
     /// That of whoever made the guard: in a test, a thread may have one of its own.
-    #[cfg(feature = "web")]
     subscriber: tracing::Dispatch,
     /// Whether this process limits while a node is away.
     pub is_local: bool,
@@ -65,7 +63,6 @@ impl Nodes {
         locked(&self.announcer).clone()
     }
 
-    #[cfg(feature = "web")]
     pub fn tell_by(&self, change: impl FnOnce(&mut Announcer)) {
         change(&mut locked(&self.announcer));
     }
@@ -117,7 +114,7 @@ impl Nodes {
     /// A probe tells why a node is away. A server that was restarted without the module, say, was first away because its
     /// connection broke: what a person can do about it is logged when it is known.
     pub fn still_away(&self, node: &Node, why: &RedisError) {
-        let help = |error| known(error).map(|known| known.log);
+        let help = |error| known(error).map(|known| &known.log);
         let is_news = match locked(&self.away).get_mut(node) {
             Some((_, said)) if help(why).is_some() && help(why) != help(said) => {
                 *said = why.clone();
@@ -157,7 +154,6 @@ impl Nodes {
 impl Default for Announcer {
     fn default() -> Announcer {
         Announcer {
-            #[cfg(feature = "web")]
             subscriber: tracing::dispatcher::get_default(Clone::clone),
             is_local: false,
             on_outage: None,
@@ -175,28 +171,23 @@ impl Announcer {
     }
 
     fn log(&self, node: &Node, outage: Outage<'_>) {
-        #[cfg(feature = "web")]
-        {
-            let redis =
-                node.as_ref().map_or_else(|| "Redis".to_owned(), |(host, port)| format!("{host}:{port}"));
-            let line = match outage {
-                Outage::Ended(_) => format!("{redis} decides again"),
-                Outage::Begun(why) => {
-                    let begins = if self.is_local { "limits are local: " } else { "" };
-                    let help = known(why).map(|known| format!("{}: ", known.log));
-                    // The server quotes the arguments of an unknown command. The key of a user is among them.
-                    let said = why.to_string();
-                    let said = said.split(", with args").next().unwrap_or_default();
-                    format!("{begins}{redis} is away: {}{said}", help.unwrap_or_default())
-                }
-            };
-            let warn = || tracing::warn!("{line}");
-            if self.subscriber.is::<NoSubscriber>() {
-                warn();
-            } else {
-                tracing::dispatcher::with_default(&self.subscriber, warn);
+        let redis = node.as_ref().map_or_else(|| "Redis".to_owned(), |(host, port)| format!("{host}:{port}"));
+        let line = match outage {
+            Outage::Ended(_) => format!("{redis} decides again"),
+            Outage::Begun(why) => {
+                let begins = if self.is_local { "limits are local: " } else { "" };
+                let help = known(why).map(|known| format!("{}: ", known.log));
+                // The server quotes the arguments of an unknown command. The key of a user is among them.
+                let said = why.to_string();
+                let said = said.split(", with args").next().unwrap_or_default();
+                format!("{begins}{redis} is away: {}{said}", help.unwrap_or_default())
             }
+        };
+        let warn = || tracing::warn!("{line}");
+        if self.subscriber.is::<NoSubscriber>() {
+            warn();
+        } else {
+            tracing::dispatcher::with_default(&self.subscriber, warn);
         }
-        let _ = (node, outage);
     }
 }

@@ -65,9 +65,10 @@ struct Settings {
     /// Mistakes that the log has told.
     mistakes: Arc<Mutex<HashSet<String>>>,
     /// The policies that a route names: the guard that has it, and its quotas.
-    routes: Arc<Mutex<HashMap<String, (Arc<()>, Vec<Quota>)>>>,
+    routes: Arc<Mutex<Routes>>,
 }
 
+type Routes = HashMap<String, (Arc<()>, Vec<Quota>)>;
 type OnLimited = Arc<dyn Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync>;
 
 /// What happens to requests while Redis is away: no connection, no reply in time, or an error reply.
@@ -290,16 +291,6 @@ impl Guard {
     ///
     /// If [dry runs](Policy::dry_run) alone refuse, the decision is [allowed](Decision::allowed), and what is returned is
     /// ignored.
-    ///
-    /// ```
-    /// # use redis_rl_client::web::Guard;
-    /// # fn page(guard: Guard) -> Guard {
-    /// guard.on_limited(|_head, decision| {
-    ///     let page = http::Response::builder().status(decision.status()).header("content-type", "text/html");
-    ///     page.body("<h1>Too fast</h1>".to_owned()).ok()
-    /// })
-    /// # }
-    /// ```
     pub fn on_limited(
         self,
         answer: impl Fn(Option<&Parts>, &Decision) -> Option<Response<String>> + Send + Sync + 'static,

@@ -16,8 +16,7 @@ use crate::lines::Redis;
 /// at most units x processes more pass in a window than the quotas allow. A quiet key is decided exactly. A refusal is
 /// repeated until its wait is over, at most for a second.
 ///
-/// Clones share leases and refusals. It needs a tokio runtime, unless its client is a `MemoryLimiter`. Before the process ends,
-/// [`close`](Leases::close) gives back what is left.
+/// Clones share leases and refusals. Before the process ends, [`close`](Leases::close) gives back what is left.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Leases {

@@ -4,33 +4,22 @@
     allow(dead_code, unused_imports, reason = "adapters use different parts")
 )]
 
-#[cfg(feature = "web")]
 mod answer;
 mod asker;
 mod away;
-#[cfg(feature = "web")]
 mod block;
-#[cfg(feature = "web")]
 mod client;
-#[cfg(feature = "web")]
 mod decision;
-#[cfg(feature = "web")]
 #[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
 mod places;
-#[cfg(feature = "web")]
 mod policies;
-#[cfg(feature = "web")]
 mod policy;
-#[cfg(feature = "web")]
 mod refusal;
-#[cfg(feature = "web")]
 mod requester;
-#[cfg(feature = "web")]
 mod visit;
 
-#[cfg(feature = "web")]
 pub use self::{
     answer::{Fields, FieldsOn, Figures},
     away::Outage,
@@ -42,11 +31,8 @@ pub use self::{
     refusal::Refusal,
     requester::{Costs, Requester},
 };
-#[cfg(feature = "web")]
 pub(crate) use client::Pattern;
 pub use leases::Leases;
 pub use places::{Hold, Places};
-#[cfg(feature = "web")]
 pub(crate) use refusal::Refused;
-#[cfg(feature = "web")]
 pub(crate) use visit::Visit;

@@ -72,7 +72,6 @@ impl Places {
     }
 
     /// The same places by another asker.
-    #[cfg(feature = "web")]
     pub(super) fn by(&self, asker: Asker) -> Places {
         Places { asker, ..self.clone() }
     }
@@ -109,8 +108,8 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away, and
-    /// without a tokio runtime; a [`MemoryLimiter`](crate::MemoryLimiter) needs one only to wait and to renew places.
+    /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away. To
+    /// wait it needs a tokio runtime with timers, and so does a [`MemoryLimiter`](crate::MemoryLimiter) to renew places.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
         let (began, mut longest) = (Instant::now(), PAUSES.0);
@@ -332,7 +331,6 @@ pub struct Hold {
 }
 
 impl Hold {
-    #[cfg(feature = "web")]
     pub(super) fn without_place() -> Hold {
         Hold { kept: None, keeper: None }
     }

@@ -35,7 +35,7 @@ pub struct Command {
     pub(super) shares: Vec<Share>,
     /// The request, and the indices of the shares in it. `None` if units go back and nobody waits for the reply.
     pub(super) request: Option<(RequestId, Vec<usize>)>,
-    /// The units that it asks for beyond the cost, if it is the command in flight of its key: others wait for it.
+    /// Of a lease, the units that it asks for beyond the cost, and others wait for it; 0 if it gives back what is left.
     pub(super) in_flight: Option<u64>,
     /// As of when units go back.
     pub(super) at: Option<SystemTime>,
@@ -49,10 +49,10 @@ impl Command {
     pub(super) fn ask(
         shares: Vec<Share>,
         id: RequestId,
-        places: Vec<usize>,
+        indices: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, places)), in_flight, at: None, force: false, peeks: false }
+        Command { shares, request: Some((id, indices)), in_flight, at: None, force: false, peeks: false }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
@@ -71,10 +71,10 @@ impl Command {
         self.request.is_some()
     }
 
-    /// Whether other requests wait for what it does: it asks for a lease, or gives back.
+    /// Whether it is about a lease, for which others wait.
     #[must_use]
-    pub fn is_for_others(&self) -> bool {
-        self.in_flight.is_some() || self.request.is_none()
+    pub fn is_of_lease(&self) -> bool {
+        self.in_flight.is_some()
     }
 
     /// Whether it settles its request.

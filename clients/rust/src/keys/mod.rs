@@ -85,15 +85,15 @@ impl Keys {
             return mem::take(&mut self.step);
         }
         let mut alone: Vec<(u16, Vec<usize>)> = Vec::new();
-        for place in 0..request.shares.len() {
-            if !self.take_leased(id, &mut request, place) {
-                let slot = slot_of(self.is_cluster, &request.shares[place].share.key);
-                place_of(&mut alone, slot).push(place);
+        for index in 0..request.shares.len() {
+            if !self.take_leased(id, &mut request, index) {
+                let slot = slot_of(self.is_cluster, &request.shares[index].share.key);
+                entry_of(&mut alone, slot).push(index);
             }
         }
-        for (_, places) in alone {
-            let shares = places.iter().map(|place| request.shares[*place].share.clone()).collect();
-            self.step.commands.push(Command::ask(shares, id, places, None));
+        for (_, indices) in alone {
+            let shares = indices.iter().map(|index| request.shares[*index].share.clone()).collect();
+            self.step.commands.push(Command::ask(shares, id, indices, None));
         }
         self.requests.insert(id, request);
         self.answer_if_whole(id);
@@ -116,8 +116,8 @@ impl Keys {
     }
 
     /// Whether a lease serves a share, or it waits for one, or is asked for with one. Else it is asked for alone.
-    fn take_leased(&mut self, id: RequestId, request: &mut Request, place: usize) -> bool {
-        let (now, share) = (self.now, request.shares[place].share.clone());
+    fn take_leased(&mut self, id: RequestId, request: &mut Request, index: usize) -> bool {
+        let (now, share) = (self.now, request.shares[index].share.clone());
         let Share { key, rules, cost } = &share;
         let is_leased =
             rules.units > 0 && *cost > 0 && !rules.is_hopeless(*cost) && key.len() <= LONGEST_NAME;
@@ -126,16 +126,16 @@ impl Keys {
         }
         self.remembered(&share);
         let Some(key) = self.keys.get(&share) else { return false };
-        if request.is_served(now, place, key) {
+        if request.is_served(now, index, key) {
             key.asked += cost.unsigned_abs();
             return true;
         }
         let size = if key.is_in_flight { 0 } else { key.size(now) };
         key.asked += cost.unsigned_abs();
         if key.is_in_flight {
-            key.waiting.push_back((id, place));
+            key.waiting.push_back((id, index));
         } else if size > 0 {
-            self.ask(&share, id, place, Some(size));
+            self.ask(&share, id, index, Some(size));
         } else {
             return false;
         }
@@ -143,23 +143,23 @@ impl Keys {
     }
 
     /// Asks for a share with a lease of this size, in flight; with `None` alone. What is left of the lease goes back first.
-    fn ask(&mut self, share: &Share, id: RequestId, place: usize, size: Option<u64>) {
+    fn ask(&mut self, share: &Share, id: RequestId, index: usize, size: Option<u64>) {
         self.end_lease(share);
         if let Some(key) = self.keys.get(share) {
             key.is_in_flight = size.is_some();
         }
         let size = size.map(|size| size.min((MAX_COST - share.cost).unsigned_abs()));
-        self.step.commands.push(Command::ask(vec![share.clone()], id, vec![place], size));
+        self.step.commands.push(Command::ask(vec![share.clone()], id, vec![index], size));
     }
 
     /// The reply to a command came in, or its error.
     pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Verdicts>) -> Step {
         self.now = now;
-        if let Some((id, places)) = &command.request {
+        if let Some((id, indices)) = &command.request {
             if command.settles() {
-                self.note_settled(*id, places, command, reply);
+                self.note_settled(*id, indices, command, reply);
             } else {
-                self.note_reply(*id, places, command, reply);
+                self.note_reply(*id, indices, command, reply);
             }
         }
         mem::take(&mut self.step)
@@ -168,7 +168,7 @@ impl Keys {
     fn note_reply(
         &mut self,
         id: RequestId,
-        places: &[usize],
+        indices: &[usize],
         command: &Command,
         reply: RedisResult<Verdicts>,
     ) {
@@ -179,14 +179,14 @@ impl Keys {
         }
         match reply {
             Err(error) => {
-                places.iter().for_each(|_| self.fail(id, &error));
+                indices.iter().for_each(|_| self.fail(id, &error));
                 let key = if is_in_flight { self.keys.get(share) } else { None };
                 let waiting = key.map(|key| mem::take(&mut key.waiting)).unwrap_or_default();
                 waiting.into_iter().for_each(|(id, _)| self.fail(id, &error));
             }
-            Ok(reply) if command.size() > 0 => self.deal(id, places[0], share, reply.rows[0]),
+            Ok(reply) if command.size() > 0 => self.deal(id, indices[0], share, reply.rows[0]),
             Ok(reply) => {
-                let refusal = self.note(id, places, &command.shares, &reply);
+                let refusal = self.note(id, indices, &command.shares, &reply);
                 if is_in_flight {
                     self.serve_waiting(share, refusal.as_ref());
                 }
@@ -209,13 +209,13 @@ impl Keys {
     fn note(
         &mut self,
         id: RequestId,
-        places: &[usize],
+        indices: &[usize],
         shares: &[Share],
         reply: &Verdicts,
     ) -> Option<Refusal> {
         let mut rows = reply.rows.iter().copied();
         let mut refusal = None;
-        for (place, share) in places.iter().zip(shares) {
+        for (index, share) in indices.iter().zip(shares) {
             let of_share: Vec<Verdict> = rows.by_ref().take(share.rules.quotas.len()).collect();
             // Who is not blocked yet is blocked next, by a longer refusal than this, which the next reply tells.
             let is_last = !share.rules.blocks() || of_share.last().is_some_and(|row| row.limited);
@@ -223,7 +223,7 @@ impl Keys {
             refusal = is_told.then(|| Refusal::new(share.cost, of_share.clone(), self.now, self.remember));
             if let Some(request) = self.requests.get_mut(&id) {
                 let units = if reply.limited { 0 } else { share.cost.max(0) };
-                request.note(*place, of_share, units, Some(reply.at));
+                request.note(*index, of_share, units, Some(reply.at));
             }
             if share.cost != 0 {
                 self.remember(share, refusal.as_ref());
@@ -245,7 +245,7 @@ impl Keys {
     }
 
     /// Deals out what a command in flight has taken: to its own request, to those that waited, and the rest to the lease.
-    fn deal(&mut self, id: RequestId, place: usize, share: &Share, reply: Verdict) {
+    fn deal(&mut self, id: RequestId, index: usize, share: &Share, reply: Verdict) {
         let (now, mut refusal) = (self.now, None);
         let lease = Lease::new(reply, now, share.rules.lease());
         let (taken, at) = (lease.left, lease.at);
@@ -255,14 +255,14 @@ impl Keys {
             Some(request) if !request.gives_back => {
                 if taken >= share.cost.unsigned_abs() {
                     key.refusal = None;
-                    request.serve(now, place, key);
+                    request.serve(now, index, key);
                 } else if share.cost == 1 {
                     // The wait in the reply is that for one unit, as if it had been asked for alone.
-                    request.note(place, vec![reply], 0, None);
+                    request.note(index, vec![reply], 0, None);
                     refusal = Some(Refusal::new(1, vec![reply], now, self.remember));
                     self.remember(share, refusal.as_ref());
                 } else {
-                    self.ask(share, id, place, Some(0));
+                    self.ask(share, id, index, Some(0));
                 }
             }
             Some(request) => request.missing -= 1,
@@ -285,18 +285,18 @@ impl Keys {
     fn serve_waiting(&mut self, share: &Share, refusal: Option<&Refusal>) {
         let mut unserved = VecDeque::new();
         let waiting = self.keys.get(share).map(|key| mem::take(&mut key.waiting));
-        for (id, place) in waiting.unwrap_or_default() {
+        for (id, index) in waiting.unwrap_or_default() {
             let (Some(request), Some(key)) = (self.requests.get_mut(&id), self.keys.get(share)) else {
                 continue;
             };
-            let cost = request.shares[place].share.cost;
+            let cost = request.shares[index].share.cost;
             if request.gives_back {
                 request.missing -= 1;
-            } else if request.is_served(self.now, place, key) {
+            } else if request.is_served(self.now, index, key) {
             } else if let Some(refusal) = refusal.filter(|refusal| refusal.holds_for(&share.rules, cost)) {
-                request.note(place, refusal.told(self.now), 0, None);
+                request.note(index, refusal.told(self.now), 0, None);
             } else {
-                unserved.push_back((id, place));
+                unserved.push_back((id, index));
                 continue;
             }
             self.answer_if_whole(id);
@@ -306,8 +306,8 @@ impl Keys {
             key.waiting = unserved;
             return;
         }
-        let cost = |(id, place): &(RequestId, usize)| {
-            self.requests.get(id).map_or(0, |request| request.shares[*place].share.cost)
+        let cost = |(id, index): &(RequestId, usize)| {
+            self.requests.get(id).map_or(0, |request| request.shares[*index].share.cost)
         };
         let first = unserved.pop_front().unwrap_or_default();
         let share = Share { cost: cost(&first), ..share.clone() };
@@ -372,7 +372,7 @@ impl Keys {
             }
             let slot = slot_of(is_cluster, &noted.share.key);
             for (at, share) in noted.reduce(i64::MAX) {
-                place_of(&mut by_time, (slot, at)).push(share);
+                entry_of(&mut by_time, (slot, at)).push(share);
             }
         }
         by_time.into_iter().for_each(|((_, at), shares)| self.send(Command::back(shares, at)));
@@ -410,18 +410,18 @@ impl Keys {
         let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
         request.error = None;
         let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
-        for (place, units) in used.into_iter().filter(|_| !request.gives_back) {
-            let noted = &mut request.shares[place];
+        for (index, units) in used.into_iter().filter(|_| !request.gives_back) {
+            let noted = &mut request.shares[index];
             let slot = slot_of(is_cluster, &noted.share.key);
             let more = units - noted.units();
             // After a correction, the rest does not return to the lease.
             noted.is_leased &= more == 0;
             for (at, share) in noted.reduce(-more) {
-                place_of(&mut changes, (slot, Some(at))).push((place, share));
+                entry_of(&mut changes, (slot, Some(at))).push((index, share));
             }
             if more > 0 {
                 let share = Share { cost: more, ..noted.share.clone() };
-                place_of(&mut changes, (slot, None)).push((place, share));
+                entry_of(&mut changes, (slot, None)).push((index, share));
             }
         }
         request.settling = changes.len();
@@ -429,8 +429,8 @@ impl Keys {
             self.step.answers.push((id, Ok(request.answer())));
         }
         for ((_, at), parts) in changes {
-            let (places, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
-            let asked = Command::ask(shares, id, places, None);
+            let (indices, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
+            let asked = Command::ask(shares, id, indices, None);
             self.send(Command { at, force: at.is_none(), ..asked });
         }
     }
@@ -438,7 +438,7 @@ impl Keys {
     fn note_settled(
         &mut self,
         id: RequestId,
-        places: &[usize],
+        indices: &[usize],
         command: &Command,
         reply: RedisResult<Verdicts>,
     ) {
@@ -448,8 +448,8 @@ impl Keys {
             Err(error) => request.error = Some(error),
             Ok(reply) => {
                 let mut rows = reply.rows.iter().map(|row| Verdict { limited: false, ..*row });
-                for (place, share) in places.iter().zip(&command.shares) {
-                    let noted = &mut request.shares[*place];
+                for (index, share) in indices.iter().zip(&command.shares) {
+                    let noted = &mut request.shares[*index];
                     noted.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
                     noted.counted.extend(command.force.then_some((reply.at, share.cost)));
                 }
@@ -499,7 +499,8 @@ impl Keys {
         if let Some(lease) = lease.filter(|lease| lease.at == at && lease.left > kept) {
             let units = (lease.left - kept) as i64;
             lease.left = kept;
-            self.send(Command::back(vec![Share { cost: -units, ..share.clone() }], at));
+            let back = Command::back(vec![Share { cost: -units, ..share.clone() }], at);
+            self.send(Command { in_flight: Some(0), ..back });
         }
     }
 
@@ -539,10 +540,10 @@ fn slot_of(is_cluster: bool, key: &[u8]) -> u16 {
 type Change = (u16, Option<SystemTime>);
 
 /// The value of a key, which is added if it is new. A list keeps the order, and is short.
-fn place_of<K: PartialEq, V: Default>(all: &mut Vec<(K, V)>, key: K) -> &mut V {
-    let place = all.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+fn entry_of<K: PartialEq, V: Default>(all: &mut Vec<(K, V)>, key: K) -> &mut V {
+    let index = all.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
         all.push((key, V::default()));
         all.len() - 1
     });
-    &mut all[place].1
+    &mut all[index].1
 }

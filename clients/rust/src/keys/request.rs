@@ -70,8 +70,8 @@ impl Request {
     }
 
     /// Notes the decision on a share, and the units that are counted as of `at`.
-    pub fn note(&mut self, place: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
-        let noted = &mut self.shares[place];
+    pub fn note(&mut self, index: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
+        let noted = &mut self.shares[index];
         noted.rows = Some(rows);
         noted.counted.extend(at.filter(|_| units != 0).map(|at| (at, units)));
         self.at = self.at.or(at);
@@ -79,16 +79,16 @@ impl Request {
     }
 
     /// Serves a share from the lease of its key, if that has enough.
-    pub fn is_served(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
-        key.serves(now, self.shares[place].share.cost) && self.serve(now, place, key)
+    pub fn is_served(&mut self, now: Duration, index: usize, key: &mut Key) -> bool {
+        key.serves(now, self.shares[index].share.cost) && self.serve(now, index, key)
     }
 
-    pub fn serve(&mut self, now: Duration, place: usize, key: &mut Key) -> bool {
-        let noted = &mut self.shares[place];
+    pub fn serve(&mut self, now: Duration, index: usize, key: &mut Key) -> bool {
+        let noted = &mut self.shares[index];
         let Some(lease) = &mut key.lease else { return false };
         let verdict = lease.serve(now, noted.share.cost);
         noted.is_leased = true;
-        self.note(place, vec![verdict], verdict.taken.unwrap_or_default(), verdict.at);
+        self.note(index, vec![verdict], verdict.taken.unwrap_or_default(), verdict.at);
         true
     }
 

@@ -298,7 +298,6 @@ pub(crate) fn misused(why: &str) -> RedisError {
     make_extension_error(MISUSED.to_owned(), Some(why.to_owned()))
 }
 
-#[cfg(feature = "web")]
 pub(crate) fn is_misused(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Extension && error.code() == Some(MISUSED)
 }

@@ -13,9 +13,7 @@ mod server;
 pub use away::{Ask, Away};
 pub(crate) use cluster::Address;
 pub(crate) use errors::is_away;
-pub use errors::{ERRORS, Known, Means, known};
+pub use errors::{Known, Means, known};
 pub use line::{Line, State};
-#[cfg(feature = "web")]
-pub(crate) use link::is_misused;
-pub(crate) use link::{ENDED, io_error, own_runtime};
+pub(crate) use link::{ENDED, io_error, is_misused, own_runtime};
 pub use server::Redis;

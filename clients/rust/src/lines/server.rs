@@ -31,7 +31,6 @@ pub struct Redis {
 enum Servers {
     One(Link<MultiplexedConnection>),
     Cluster(Cluster),
-    #[cfg(feature = "memory")]
     Memory(crate::MemoryLimiter),
 }
 
@@ -45,7 +44,6 @@ impl From<Client> for Redis {
 }
 
 /// The limiter in this process, which is never away.
-#[cfg(feature = "memory")]
 impl From<crate::MemoryLimiter> for Redis {
     fn from(memory: crate::MemoryLimiter) -> Redis {
         Redis::of(move |_, _| Servers::Memory(memory.clone()))
@@ -117,16 +115,12 @@ impl Redis {
 
     /// Whether it is a limiter in this process, which answers when a future is polled first, without a runtime.
     pub(crate) fn is_memory(&self) -> bool {
-        #[cfg(feature = "memory")]
-        return matches!(*self.servers, Servers::Memory(_));
-        #[cfg(not(feature = "memory"))]
-        return false;
+        matches!(*self.servers, Servers::Memory(_))
     }
 
     /// The clock of a limiter in this process.
     pub(crate) fn clock(&self) -> Option<Clock> {
         match &*self.servers {
-            #[cfg(feature = "memory")]
             Servers::Memory(memory) => Some(memory.clock.clone()),
             _ => None,
         }
@@ -145,7 +139,6 @@ impl Redis {
         match &*self.servers {
             Servers::One(link) => link.ask(command, false).await,
             Servers::Cluster(cluster) => cluster.ask(slot(key), command).await,
-            #[cfg(feature = "memory")]
             Servers::Memory(memory) => memory.reply(command)?.extract_error(),
         }
     }

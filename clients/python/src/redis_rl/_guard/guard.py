@@ -23,8 +23,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
+from inspect import signature
 from time import sleep
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, TypeVar
 
 from .. import http
 from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable
@@ -41,7 +42,7 @@ from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .nodes import Nodes, OnOutage
-from .policies import ByHand, Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
+from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
 from .threads import CLOSE_SECONDS, InThreads
 from .visit import Charge, Known, Part, Taken, Visit
 
@@ -158,7 +159,13 @@ class AsyncGuard:
         clock: Clock | None = None,
         on_limited: OnLimited | None = None,
         on_outage: OnOutage | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        for name in unknown:
+            options = [
+                each.name for each in signature(AsyncGuard).parameters.values() if each.kind is each.KEYWORD_ONLY
+            ]
+            raise TypeError(f"a Guard has no option {name}: there are {', '.join(options)}")
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
         if fields not in _FIELDS or fields_on not in ("all", "refusals"):
@@ -182,7 +189,7 @@ class AsyncGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(ByHand, self._routes))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._key, self._prefix = key, prefix
@@ -291,7 +298,8 @@ class AsyncGuard:
     def _limit(self, policies: Policies | None) -> Limit:
         if policies is None:
             return self._all
-        return self._by_hand(policies) if isinstance(policies, str) else ByHand(self._routes, policies)
+        make: Any = self._by_hand if isinstance(policies, str) else self._by_hand.__wrapped__
+        return make(policies)  # type: ignore[no-any-return]
 
     def _visit_of(self, request: Any, what: str) -> Visit | None:
         """Returns the visit, or None if the request is over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -25,8 +24,6 @@ KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 
 _View = TypeVar("_View")
 
-_log = logging.getLogger("redis_rl")
-
 # The attribute of a decorated handler that has the limits of its route, and that of the handler which was decorated.
 LIMITS, LIMITED = "redis_rl_limits", "redis_rl_limited"
 _MAX_ROWS = 64
@@ -39,31 +36,26 @@ class Routes:
         """``name_of`` tells the name of the route that has a request and a limit, made by :func:`route_name`."""
         self.name_of = name_of
         self.outer: tuple[Policy, ...] = ()
-        # The limits that are a text, by the name of their route.
-        self.named: dict[str, Limit] = {}
 
 
 class Limit:
-    """Policies that limit requests: those of an application or of a route, there perhaps of one method."""
+    """Policies that limit requests: those of an application, of a route, or that a handler names (``is_by_hand``)."""
 
+    # The one method that it limits, or None for all.
     method: str | None = None
-    # Whether a handler names it, for one request, and perhaps as well as the guard's own.
-    is_by_hand = False
 
-    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True) -> None:
+    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True, is_by_hand: bool = False) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self._routes, self.is_route = routes, is_route
+        self._routes, self.is_route, self.is_by_hand = routes, is_route, is_by_hand
         self._function = policies if callable(policies) else None
         self.text = policies if is_route and isinstance(policies, str) else None
         # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
-        if is_route and not self.is_by_hand and self.fixed:
+        if is_route and not is_by_hand and self.fixed:
             check_together([*routes.outer, *self.fixed])
-        # For a text: the name of its route once that is known, or the mistake. The adapter caches routes in ``known``.
-        self._route: str | None = None
-        self._mistake = ""
+        # The names of routes, which the adapter may keep here.
         self.known: dict[Any, tuple[Any, str | None]] = {}
 
     def __deepcopy__(self, memo: Any) -> Limit:
@@ -71,50 +63,16 @@ class Limit:
         return self
 
     async def of(self, request: Any) -> tuple[Policy, ...]:
-        if self.text:
-            if self._mistake:
-                raise ValueError(self._mistake)
-            try:
-                self.stands_on(self._routes.name_of(request, self))
-            except ValueError as error:
-                _log.error("%s", error)
-                raise
         if self.fixed is not None:
             return self.fixed
-        assert self._function
-        chosen = await resolved(self._function(request))
-        return (self.named_by(request, chosen),) if self.is_route and isinstance(chosen, str) else _checked(chosen)
+        chosen = await resolved(self._function(request)) if self._function else self.text
+        return (self._named_by(request, chosen),) if self.is_route and isinstance(chosen, str) else _checked(chosen)
 
-    def named_by(self, request: Any, text: str) -> Policy:
+    def _named_by(self, request: Any, text: str) -> Policy:
         """Gives a text the name of the route that has this request. Else all such texts would count as one policy."""
         if name := self._routes.name_of(request, self):
             return named(name, text)
-        raise self.unnamed("the framework does not tell the route", text)
-
-    def stands_on(self, name: str | None) -> None:
-        """Gives a text the name of its route. A text without one name raises an error, now and from then on."""
-        if not self.text or name == self._route:
-            return
-        if not name:
-            raise self.unnamed("the framework does not tell the route")
-        if self._route:
-            raise self.unnamed(f"it stands on {self._route} and {name}")
-        if self._routes.named.setdefault(name, self) is not self:
-            raise self.unnamed(f"there is another on {name}")
-        self._route, self.fixed = name, (named(name, self.text),)
-
-    def unnamed(self, cause: str, text: str | None = None) -> ValueError:
-        self._mistake = f'{cause}: give the limit a name, Policy("search", "{text or self.text or "20/m"}")'
-        return ValueError(self._mistake)
-
-
-class ByHand(Limit):
-    """Policies that a handler passes to the guard. A text may have several routes."""
-
-    is_by_hand = True
-
-    async def of(self, request: Any) -> tuple[Policy, ...]:
-        return (self.named_by(request, self.text),) if self.text else await super().of(request)
+        raise ValueError(f'no single route is known here: give the limit a name, Policy("search", "{text}")')
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
@@ -165,11 +123,20 @@ async def resolved(value: Any) -> Any:
 
 def with_limit(view: _View, limit: Limit) -> _View:
     """Marks a wrapped view, so that the guard in front of the application takes its limit too, in the same step."""
-    view.__dict__[LIMITS] = [limit, *getattr(view, LIMITS, ())]
+    others = limits_of(view)
+    check_texts([limit, *others])
+    view.__dict__[LIMITS] = [limit, *others]
     marks = getattr(view.__wrapped__, "__dict__", None)  # type: ignore[attr-defined]
     if isinstance(marks, dict):
         marks[LIMITED] = view
     return view
+
+
+def check_texts(limits: Iterable[Limit]) -> None:
+    """Raises an error if two texts limit one route: both would have its name."""
+    texts = [limit for limit in limits if limit.text]
+    if len({limit.method for limit in texts}) < len(texts):
+        raise ValueError(f'two texts limit one route: give one a name, Policy("search", "{texts[0].text}")')
 
 
 def limits_of(view: Any) -> list[Limit]:

@@ -33,8 +33,8 @@ _LOST_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 
 
-class _AbandonedError(Exception):
-    """The thread that had sent the command was interrupted, such as by a signal handler."""
+class _AbandonedError(ConnectionError):
+    """The thread that had sent the command was interrupted, such as by a signal handler: its reply is not known."""
 
 
 class _Call:
@@ -188,6 +188,8 @@ class InProcess(Asking):
             self._tell(call, self.keys.settle, self.now_ms(), request, used)
             self._carry_out(call)
         except BaseException:
+            # What the request took stays counted.
+            call.requests = ()
             self._abandon(call)
             raise
         finally:
@@ -265,28 +267,14 @@ class InProcess(Asking):
         over, took = self.keys.tick(now_ms), self.keys.take(now_ms, request)
         return Step([*over.commands, *took.commands], took.answers)
 
-    def _take_again(self, call: _Call, request: Request) -> Step:
-        """The request waited for a thread that was interrupted: it gives back what it has, and asks again."""
-        back = self.keys.give_back(self.now_ms(), request)
-        request.begin()
-        took = self._take(call, request)
-        return Step([*back.commands, *took.commands], took.answers)
-
     def _answered(self, call: _Call) -> None:
         """Sends what this thread has to send, and sleeps while another has sent what it waits for."""
         lost = monotonic() + _LOST_SECONDS
         while True:
             self._carry_out(call)
             if len(call.answers) == len(call.requests):
-                again = [request for request, answer in call.answers.items() if isinstance(answer, _AbandonedError)]
-                if not again:
-                    return
-                for request in again:
-                    # It is not asked for now, should others forget again.
-                    request.waiter = None
-                    del call.answers[request]
-                    self._tell(call, self._take_again, call, request)
-            elif call.told is None:
+                return
+            if call.told is None:
                 told = threading.Lock()
                 told.acquire()
                 # From now on it is woken. What has come before is looked for once more.
@@ -340,7 +328,7 @@ class InProcess(Asking):
         return replies
 
     def _forget(self) -> None:
-        """Drops all keys after an interruption halfway. Leases go back, and threads that wait ask again."""
+        """Drops all keys after an interruption halfway. Leases go back, and threads that wait are told an error."""
         self._step(self.keys.forget())
         for found in self._calls.valuerefs():
             call = found()
@@ -351,7 +339,7 @@ class InProcess(Asking):
                     call.wake()
 
     def _abandon(self, call: _Call) -> None:
-        """Gives back the units of an interrupted thread, and makes those ask again that wait for its replies."""
+        """Gives back the units of an interrupted thread. Those that wait for its replies are told an error."""
         call.is_over, now_ms = True, self.now_ms()
         for request in call.requests:
             self._turns.bring(partial(self._turn, self.keys.give_back, now_ms, request))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any, NamedTuple
 
 from .. import http
-from .._commands.wire import Key, check_cost
+from .._commands.wire import Key, Verdict, check_cost
 from .._keys import Outcome, Request, Share
 from ..http import Answer, Decision, Figures, Policy, Shown, Standing
 from .loops import InLoop
@@ -96,15 +96,21 @@ class Part:
         self.error = outcome if isinstance(outcome, Exception) else None
         self.standing = None if isinstance(outcome, Exception) else Standing(self.policies, outcome, shown)
 
-    async def settle(self, used: Mapping[int, int]) -> None:
-        """Corrects what was taken to what was used, by the index of policies, unless it has gone back already."""
+    async def settle(self, used: Mapping[int, int]) -> dict[str, tuple[Verdict, ...] | None]:
+        """Corrects what was taken to what was used, by the index of policies, unless it has gone back already.
+
+        Returns what the server has told of policies.
+        """
         if self.request.gives_back or not used:
-            return
+            return {}
+        before = list(self.request.rows)
         outcome = await self._asking.settle(self.request, used)
-        if not isinstance(outcome, Exception):
-            self.standing = Standing(self.policies, outcome, self._shown)
-        else:
+        if isinstance(outcome, Exception):
             self._failed(outcome)
+            return {}
+        self.standing = Standing(self.policies, outcome, self._shown)
+        rows = zip(self.policies, outcome.rows, before, strict=True)
+        return {policy.name: told for policy, told, known in rows if told is not known}
 
     def release(self) -> dict[str, int]:
         """Gives back all that was taken, and returns how much of each policy. A second call does nothing."""
@@ -213,8 +219,15 @@ class Visit:
         answers and the units back. Returns how much of each policy went back.
         """
         back: Counter[str] = Counter()
-        for taken in () if self._is_used or self.has_begun else self.taken:
-            back.update(taken.release())
+        parts = [] if self._is_used or self.has_begun else [part for taken in self.taken for part in taken.parts]
+        of_parts = [part.release() for part in parts]
+        for units in of_parts:
+            back.update(units)
+        for part, units in zip(parts, of_parts, strict=True):
+            if part.standing:
+                # Of a policy that was met twice, what was told last counts both.
+                more = [back[policy.name] - units.get(policy.name, 0) for policy in part.policies]
+                part.standing = part.standing.without(more)
         return back
 
     def standings(self) -> list[Standing]:
@@ -249,6 +262,10 @@ class Visit:
                     left[policy.name] -= of_parts[number][index]
         for name, (number, index) in newest.items():
             of_parts[number][index] += left[name]
+        told: dict[str, tuple[Verdict, ...] | None] = {}
         for part, of_part in reversed(list(zip(parts, of_parts, strict=True))):
-            await part.settle(of_part)
+            told.update(await part.settle(of_part))
+        for part in parts:
+            if part.standing:
+                part.standing = part.standing.updated(told)
         return self.fields()

@@ -31,10 +31,6 @@ class Request:
     def __init__(self, shares: Sequence[Share], waiter: Any = None) -> None:
         """``waiter`` is for whoever sends the commands: it finds by it whom to tell the answer."""
         self.shares, self.waiter = shares, waiter
-        self.begin()
-
-    def begin(self) -> None:
-        shares = self.shares
         self.rows: list[tuple[Verdict, ...] | None] = [None] * len(shares)
         # The units of each share that are counted, by their time with the newest last, and the lease they come from.
         self.counted: list[dict[int, int]] = [{} for _ in shares]

@@ -1,0 +1,13 @@
+# Python 3.13 limits on a server and in memory.
+# with: redis-rl[memory] redis
+# python: 3.13
+# expect: True True False
+# expect: True True False
+import os
+
+from redis import Redis
+from redis_rl import MemoryLimiter, RateLimiter
+
+for client in (Redis.from_url(os.environ["REDIS_URL"]), MemoryLimiter()):
+    limiter = RateLimiter(client)
+    print(*(limiter.log("jobs", "2/m").allowed for _ in range(3)))
