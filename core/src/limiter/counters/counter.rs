@@ -100,23 +100,19 @@ pub struct Counter {
 
 impl Counter {
     /// An empty counter in the window of `now`.
-    #[inline(always)]
     pub fn new(window: WindowMs, by: impl Numbering, now: UnixMs) -> Counter {
         Counter { window, number: by.number(window, now), current: 0, previous: 0 }
     }
 
-    #[inline(always)]
     pub fn start(&self, by: impl Numbering) -> UnixMs {
         by.start(self.window, self.number)
     }
 
     /// The first millisecond after the current window.
-    #[inline(always)]
     fn end(&self, by: impl Numbering) -> UnixMs {
         by.start(self.window, self.number + 1)
     }
 
-    #[inline(always)]
     pub fn length_ms(&self, by: impl Numbering) -> u64 {
         by.length_ms(self.window, self.number)
     }
