@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import tempfile
@@ -36,9 +37,12 @@ except ImportError:
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    while True:
+        # A cluster also takes the port 10,000 higher, which the system may have lent to somebody from 32768 on.
+        port = random.randrange(15000, 22000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -58,6 +62,7 @@ def server(port, *options):
         running = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         try:
             while True:
+                assert running.poll() is None
                 with contextlib.suppress(redis.ConnectionError):
                     Redis(port=port).ping()
                     break
