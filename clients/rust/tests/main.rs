@@ -27,3 +27,4 @@ mod runtimes;
 mod server;
 mod service;
 mod take;
+mod waiting;
