@@ -5,6 +5,7 @@ mod block;
 mod burst;
 mod calendar;
 mod cases;
+mod changes;
 mod connections;
 mod counted;
 mod decisions;

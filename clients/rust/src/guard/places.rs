@@ -35,7 +35,7 @@ const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// A process whose mark is younger than the window waits. The mark is made anew after half of that.
 static MARK: LazyLock<Arc<Rules>> = LazyLock::new(|| {
     let quotas = vec![Quota::per_second(1_000_000)];
-    Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
+    Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
 });
 const MARK_MS: u64 = 1000;
 
@@ -235,7 +235,7 @@ impl Places {
 
     fn rules(&self, n: u64) -> Arc<Rules> {
         let quotas = vec![Quota::new(n, self.ttl)];
-        Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
     }
 
     fn now(&self) -> u64 {
