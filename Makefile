@@ -254,7 +254,7 @@ fuzz: setup-build ## Fuzz the module against plain models: four targets, SECONDS
 	tools/fuzz $(SECONDS)
 
 clean: ## Remove everything that was built
-	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} clients/node/src/memory/code.ts $(WASM_COPIES)
+	rm -rf $(TARGET) target fuzz/target fuzz/found fuzz/artifacts clients/*/{dist,node_modules} clients/node/src/{memory/code,lines/error-table}.ts $(WASM_COPIES)
 
 setup: setup-server ## Install what build, run and test need, and nothing else; run and test do so by themselves
 	@echo "make build, make run and make test have what they need"

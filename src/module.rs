@@ -80,7 +80,7 @@ const fn limiting(algorithm: Algorithm) -> Description {
 }
 
 const FIXED: Description = Description {
-    summary: c"Limits requests by one count in each window, aligned to the Unix epoch.",
+    summary: c"Limits requests by one count in each window, aligned to the Unix epoch or to the calendar.",
     ..limiting(Algorithm::Fixed)
 };
 

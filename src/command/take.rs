@@ -29,18 +29,15 @@ commands!(Fixed, Sliding, Log, Bucket);
 
 #[inline(always)]
 fn take(call: &mut Call, algorithm: Algorithm) -> Result<(), Refusal> {
-    match call.args_after_key() {
-        // Nearly every request has no options, so it gets a copy of the code that has no branches for them.
-        [limit, window] => match request::parse_plain_quota(limit.bytes(), window.bytes()) {
-            Some(quota) => {
-                let time = Time { clock: server::now(), at: None };
-                let mode = Mode::AllOrNothing;
-                decide(call, Request { algorithm, quotas: &[quota], cost: Cost::ONE, mode, time })
-            }
-            None => take_with_options(call, algorithm),
-        },
-        _ => take_with_options(call, algorithm),
-    }
+    // Nearly every request has no options, so it gets a copy of the code that has no branches for them.
+    let plain = match call.args_after_key() {
+        [limit, window] => request::parse_plain_quota(limit.bytes(), window.bytes()),
+        _ => None,
+    };
+    let Some(quota) = plain else { return take_with_options(call, algorithm) };
+    let time = Time { clock: server::now(), at: None };
+    let mode = Mode::AllOrNothing;
+    decide(call, Request { algorithm, quotas: &[quota], cost: Cost::ONE, mode, time })
 }
 
 #[inline(never)]

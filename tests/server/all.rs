@@ -4,8 +4,8 @@ use crate::helpers::hosts::{Host, Hosts};
 use harness::{COMMANDS, Figures, Random, ReplicationStream, Server, command, pipeline};
 
 use crate::helpers::errors::{
-    ALGORITHM, AT, LIMIT, LIVE_WINDOWS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW,
-    SYNTAX, WINDOW, WRONGTYPE,
+    ALGORITHM, AT, LIMIT, LIVE_WINDOWS, MONTHS, ROW, ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY,
+    ROWS_OF_A_WINDOW, SYNTAX, WINDOW, WRONGTYPE,
 };
 use crate::helpers::requests::{ALGORITHMS, AllReply, all};
 
@@ -142,13 +142,15 @@ fn up_to_64_rows_and_up_to_8_of_one_key_are_accepted() {
 }
 
 /// Rows that are refused beside any other, and the error.
-const REFUSED_ROWS: [(&str, &str); 18] = [
+const REFUSED_ROWS: [(&str, &str); 20] = [
     ("new fixe 5 10s 1", ALGORITHM),
     ("new RL.FIXED 5 10s 1", ALGORITHM),
     ("new 5 10s 1 FIXED", ALGORITHM),
     ("new FIXED -1 10s 1", LIMIT),
     ("new FIXED 9007199254740992 10s 1", LIMIT),
-    ("new FIXED 5 1w 1", WINDOW),
+    ("new FIXED 5 1y 1", WINDOW),
+    ("new FIXED 5 121mo 1", WINDOW),
+    ("new LOG 5 1mo 1", MONTHS),
     ("new FIXED 5 10s COST", ROW_COST),
     ("new FIXED 5 10s one", ROW_COST),
     ("new FIXED 5 10s 9007199254740992", ROW_COST),

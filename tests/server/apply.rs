@@ -10,7 +10,7 @@ use crate::helpers::traffic::{NOW, Traffic, assert_same, send};
 /// Words that are no effects.
 const NOT_VALID: [&str; 7] = [
     ": F F: F:5 F:5/ F:5/1 F:5/s F:/1s :5/1s X:5/1s f:5/1s FIXED:5/1s F5/1s F:5:5/1s F:5/1s/ F:5//1s",
-    "F:5/1S F:5/1w F:5/0s F:5/3651d F:5/315360000001ms",
+    "F:5/1S F:5/1W F:5/0w F:5/522w F:5/0mo F:5/121mo F:5/1mo/1mo L:5/1w S:5/1mo B:5/9/1w F:5/0s F:5/3651d F:5/315360000001ms",
     // Forms that are never written.
     "F:5/60s F:5/24h F:5/01s F:05/1s F1:5/1s F+2:5/1s F02:5/1s F0:5/1s F-0:5/1s F-:5/1s F--1:5/1s F:-5/1s",
     "FAT:5/1s Fat5/1s FAT5/1s F@5/1s F5@5/1s F:AT5/1s FAT5/1s>6 del",

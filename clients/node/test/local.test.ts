@@ -23,7 +23,8 @@ const { Place } = (await load("keys/place")) as typeof places;
 const { Request } = (await load("keys/request")) as typeof requests;
 const { Rules, tightest } = (await load("keys/rules")) as typeof ruled;
 const { Away } = (await load("lines/away")) as typeof aways;
-const { ERRORS, isReply, knownError } = (await load("lines/errors")) as typeof failures;
+const { isReply, knownError } = (await load("lines/errors")) as typeof failures;
+const { ERRORS } = (await load("lines/error-table")) as { ERRORS: unknown };
 const { Line } = (await load("lines/line")) as typeof lines;
 const { slotOf } = (await load("lines/slot")) as typeof slots;
 

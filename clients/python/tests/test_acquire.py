@@ -229,21 +229,15 @@ async def test_a_task_that_is_cancelled_gives_its_turn_back(server: Server, raw:
 
 
 async def test_tasks_that_are_cancelled_together_lose_no_turn(server: Server, raw: redis.Redis) -> None:
-    told: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        told.append(seconds)
-        await asyncio.Future()
-
     async with redis.asyncio.Redis(port=server.port) as client:
-        limiter = AsyncRateLimiter(client, clock=Clock(), sleep=sleep)
+        limiter = AsyncRateLimiter(client, clock=Clock())
         assert await limiter.acquire("bucket", "k", "1/10s")
-        tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(20)]
-        await until(lambda: len(told) == 20)
+        tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(1000)]
+        await until(lambda: calls(raw, "rl.bucket") == 1001)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: calls(raw, "rl.bucket") == 41)
+        await until(lambda: calls(raw, "rl.bucket") == 2001)
         assert (await limiter.peek("k", "1/10s")).retry_after == timedelta(seconds=10)
 
 
@@ -264,17 +258,13 @@ async def test_turns_on_their_way_to_tasks_that_are_cancelled_together_go_back(
 
 
 def test_tasks_that_are_cancelled_together_when_the_loop_ends_lose_no_turn(server: Server, raw: redis.Redis) -> None:
-    clock, told = Clock(), []
-
-    async def sleep(seconds: float) -> None:
-        told.append(seconds)
-        await asyncio.Future()
+    clock = Clock()
 
     async def work() -> None:
-        limiter = AsyncRateLimiter(redis.asyncio.Redis(port=server.port), clock=clock, sleep=sleep)
+        limiter = AsyncRateLimiter(redis.asyncio.Redis(port=server.port), clock=clock)
         assert await limiter.acquire("bucket", "k", "1/10s")
         tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(20)]
-        await until(lambda: len(told) == 20)
+        await until(lambda: calls(raw, "rl.bucket") == 21)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -282,6 +272,60 @@ def test_tasks_that_are_cancelled_together_when_the_loop_ends_lose_no_turn(serve
     asyncio.run(work())
     wait_for("turns that go back", lambda: calls(raw, "rl.bucket") == 41)
     assert RateLimiter(raw, clock=clock).peek("k", "1/10s").retry_after == timedelta(seconds=10)
+
+
+async def test_those_behind_who_leaves_move_up_and_of_sixty_with_23_gone_and_ten_new_the_last_is_the_47th(
+    server: Server, raw: redis.Redis
+) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        begin = time.monotonic()
+        tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/30ms")) for _ in range(60)]
+        await until(lambda: time.monotonic() >= begin + 0.2)
+        for task in tasks[20:43]:
+            task.cancel()
+        tasks += [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/30ms")) for _ in range(10)]
+        told = await asyncio.gather(*tasks, return_exceptions=True)
+    times = sorted(verdict.at or 0 for verdict in told if isinstance(verdict, Verdict))
+    # As of each time one, without a gap.
+    assert (len(times), len(set(times)), times[-1] - times[0]) == (47, 47, 46 * 30)
+
+
+async def test_a_turn_that_cannot_go_back_is_kept_for_the_next_of_the_process(server: Server, raw: redis.Redis) -> None:
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client)
+        assert await limiter.acquire("bucket", "k", "1/s")
+        leaves = asyncio.ensure_future(limiter.acquire("bucket", "k", "1/s"))
+        await until(lambda: calls(raw, "rl.bucket") == 2)
+        # Another process stands behind it.
+        behind = RateLimiter(raw).bucket("k", "1/s", within=60)
+        leaves.cancel()
+        await until(lambda: calls(raw, "rl.bucket") == 4)
+        told = await limiter.acquire("bucket", "k", "1/s")
+        assert (told.allowed, told.at, calls(raw, "rl.bucket")) == (True, (behind.at or 0) - 1000, 4)
+
+
+async def test_a_turn_that_comes_after_the_timeout_goes_back(server: Server, raw: redis.Redis) -> None:
+    clock = Clock()
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client, clock=clock)
+        assert await limiter.acquire("bucket", "k", "1/s")
+        with paused(raw):
+            late = asyncio.ensure_future(limiter.acquire("bucket", "k", "1/s", timeout=1))
+            await until(lambda: blocked(raw))
+            clock.advance(0.9)
+        told = await late
+        assert (told.limited, told.taken, told.retry_after) == (True, 0, timedelta(seconds=0.9))
+        await until(lambda: calls(raw, "rl.bucket") == 3)
+
+
+def test_a_cost_above_the_limit_asks_at_once_also_behind_others(server: Server, raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw, clock=Clock(), sleep=lambda _: time.sleep(60))
+    assert limiter.acquire("log", "k", "1/h")
+    thread = threading.Thread(target=limiter.acquire, args=("log", "k", "1/h"), daemon=True)
+    thread.start()
+    wait_for("the first to ask", lambda: calls(raw, "rl.log") == 2)
+    assert limiter.acquire("log", "k", "1/h", cost=2).retry_after is None
 
 
 def test_a_thread_that_is_interrupted_gives_its_turn_back(raw: redis.Redis) -> None:

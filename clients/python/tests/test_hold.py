@@ -178,17 +178,14 @@ def held(request: pytest.FixtureRequest, server: Server) -> Callable[..., bool]:
     return in_thread if request.param == "threads" else lambda *args, **options: run(in_task(*args, **options))
 
 
-def test_who_waits_tries_again_after_longer_and_longer_waits_until_the_timeout_is_over(
+def test_who_waits_tries_again_now_and_then_until_the_timeout_is_over(
     held: Callable[..., bool], raw: redis.Redis
 ) -> None:
     clock = Slept()
     with RateLimiter(raw, clock=clock).hold("jobs", 1):
         assert not held(clock, timeout=10)
-    bounds = [50, 100, 200, 400, 800, *[1000] * 20]
-    for wait, most in zip(clock.sleeps[:-1], bounds, strict=False):
-        assert most / 2000 <= wait <= most / 1000
+    assert all(0.02 <= wait <= 0.06 for wait in clock.sleeps[:-1])
     assert sum(clock.sleeps) == pytest.approx(10, abs=0.01)
-    assert len(clock.sleeps) > 10
 
 
 def test_who_waits_has_a_place_when_one_is_free(held: Callable[..., bool], raw: redis.Redis) -> None:
@@ -206,7 +203,7 @@ async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_a
     server: Server, raw: redis.Redis
 ) -> None:
     sleeps: list[float] = []
-    # Polls go on at the end: of some places given back, one is left to other processes.
+    # Polls go on at the end.
     is_ending = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -222,17 +219,13 @@ async def test_of_those_who_wait_one_polls_and_a_place_that_ends_here_is_taken_a
         async with limiter.hold("jobs", 1) as first:
             jobs = [asyncio.ensure_future(job()) for _ in range(100)]
             await until(lambda: len(first._queue.asleep) == 100)
-            assert [each <= 0.05 for each in sleeps] == [True]
+            assert [each <= 0.06 for each in sleeps] == [True]
             jobs[0].cancel()
             await until(lambda: len(sleeps) == 2)
-            assert sleeps[1] <= 0.1
-            before = calls(raw)
-            first._queue.wake()
-            jobs[2].cancel()
-            await until(lambda: calls(raw) == before + 1)
+            assert sleeps[1] <= 0.06
         is_ending.set()
         ended = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [number for number, error in enumerate(ended) if error] == [0, 2]
+        assert [number for number, error in enumerate(ended) if error] == [0]
 
 
 async def test_who_waits_behind_the_one_that_polls_polls_when_that_one_leaves(server: Server, raw: redis.Redis) -> None:
@@ -292,6 +285,54 @@ def test_of_threads_that_wait_one_polls_and_a_place_that_ends_here_is_taken_at_o
             each.result(PATIENCE)
     # The place of each is taken and goes back. Where it was left to other processes, one polls.
     assert calls(raw) < 5 * number
+
+
+def test_a_process_that_has_taken_eight_for_each_that_there_is_leaves_one_to_whoever_waits_elsewhere() -> None:
+    clock = Slept()
+    limiter = RateLimiter(MemoryLimiter(clock=clock))
+
+    def takes() -> list[bool]:
+        taken = []
+        for _ in range(9):
+            with limiter.hold("jobs", 1) as place:
+                taken.append(bool(place))
+        return taken
+
+    # Nobody waits. It looks before the ninth, and again after eight more.
+    assert takes() == [True] * 9
+    assert limiter.log("waiting:jobs", "1000000/s").allowed
+    assert takes() == [True] * 7 + [False] * 2
+    clock.advance(0.059)
+    with limiter.hold("jobs", 1) as place:
+        assert not place
+    clock.advance(0.001)
+    with limiter.hold("jobs", 1) as place:
+        assert place
+
+
+async def test_who_waits_leaves_a_mark_by_which_others_see_that(server: Server, raw: redis.Redis) -> None:
+    def marks() -> int:
+        return 1_000_000 - RateLimiter(raw).peek("waiting:jobs", "1000000/s").remaining
+
+    async with tasks(server) as limiter:
+
+        async def job() -> None:
+            async with limiter.hold("jobs", 1, timeout=PATIENCE):
+                pass
+
+        async with limiter.hold("jobs", 1):
+            jobs = [asyncio.ensure_future(job()) for _ in range(10)]
+            await until(lambda: marks() == 1)
+            for each in jobs:
+                each.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await until(lambda: marks() == 0)
+
+
+def test_a_place_whose_block_an_interruption_kept_from_beginning_goes_back(raw: redis.Redis) -> None:
+    limiter = RateLimiter(raw)
+    limiter.hold("jobs", 1).__enter__()
+    assert free(raw) == LIMIT
 
 
 async def renewed(hold: AsyncHold) -> None:
@@ -550,6 +591,7 @@ async def test_one_hold_is_for_one_block_at_a_time(server: Server) -> None:
     ("arguments", "options", "error"),
     [
         (("k", -1), {}, "a limit must be"),
+        (("k", 1.0), {}, "a limit is a whole number of places"),
         (("k", 5), {"ttl": 0.09}, "ttl is in seconds, at least 0.1"),
         (("k", 5), {"ttl": float("nan")}, "ttl is in seconds"),
         (("k", 5), {"timeout": -1}, "timeout is in seconds"),

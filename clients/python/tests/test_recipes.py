@@ -92,10 +92,10 @@ async def test_refusals_are_counted_with_opentelemetry(own_server: Server) -> No
         for point in metric.data.data_points
     }
     assert counted == {
-        ("rate_limit.refusals", ("passed", True), ("policy", "trial")): 1,
-        ("rate_limit.refusals", ("passed", False), ("policy", "trial")): 1,
-        ("rate_limit.refusals", ("passed", False), ("policy", "user")): 1,
-        ("rate_limit.outages",): 1,
+        ("rate_limit.refusals", ("allowed", True), ("policy", "trial")): 1,
+        ("rate_limit.refusals", ("allowed", False), ("policy", "trial")): 1,
+        ("rate_limit.refusals", ("allowed", False), ("policy", "user")): 1,
+        ("rate_limit.away",): 1,
     }
     provider.shutdown()
 
@@ -104,15 +104,21 @@ async def test_refusals_are_counted_with_the_client_of_prometheus(own_server: Se
     names = names_of("prometheus_client")
     await decide_and_fail(own_server, names)
     text = prometheus_client.generate_latest().decode()
-    for counter in names["refusals"], names["outages"]:
+    for counter in names["refusals"], names["away"]:
         prometheus_client.REGISTRY.unregister(counter)
     for line in (
-        'rate_limit_refusals_total{passed="True",policy="trial"} 1.0',
-        'rate_limit_refusals_total{passed="False",policy="trial"} 1.0',
-        'rate_limit_refusals_total{passed="False",policy="user"} 1.0',
-        "rate_limit_outages_total 1.0",
+        'rate_limit_refusals_total{allowed="true",policy="trial"} 1.0',
+        'rate_limit_refusals_total{allowed="false",policy="trial"} 1.0',
+        'rate_limit_refusals_total{allowed="false",policy="user"} 1.0',
+        "rate_limit_away 1.0",
     ):
         assert line in text.splitlines()
+    dashboard = Path(__file__).parents[3] / "examples/monitoring/services.json"
+    if dashboard.exists():
+        asked = set(re.findall(r"rate_limit_\w+", dashboard.read_text()))
+        assert asked == {
+            line.split("{")[0].split()[0] for line in text.splitlines() if line.startswith("rate_limit")
+        } - {"rate_limit_refusals_created"}
 
 
 @pytest.mark.skipif(

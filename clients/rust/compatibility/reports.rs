@@ -186,7 +186,7 @@ async fn main() {
     let fields = guard("4000/s").take("ada", 1).await.unwrap().fields();
     println!("4000/s is 4000 in a second: {}", fields["ratelimit-policy"].to_str().unwrap());
 
-    let address = closing(Duration::from_millis(50));
+    let address = closing(Duration::from_millis(300));
     let closed = Guard::new(redis::Client::open(format!("redis://{address}")).unwrap(), "100000/m").unwrap().fail(Fail::Closed);
     let until = Instant::now() + Duration::from_secs(20);
     let (mut decided, mut failed) = (0, 0);

@@ -1,6 +1,6 @@
 // warp, as a service of tower: the third request of two is refused.
 //
-// with: redis-rl-client --features tower; warp@0.4 --features server; hyper@1; hyper-util@0.1 --features server,service,tokio,http1; redis@1; tokio@1 --features full; tower@0.5 --features util
+// with: redis-rl-client --features tower; warp@0.4 --features server; hyper@1; hyper-util@0.1 --features full; redis@1; tokio@1 --features full; tower@0.5 --features util
 // expect: 200 200 429
 
 #[path = "../lib/http.rs"]

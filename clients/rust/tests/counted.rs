@@ -152,8 +152,8 @@ fn history(seed: u64, loses: bool) {
     let hour = Quota::new(LIMIT, Duration::from_secs(3_600));
     let rules = |key| {
         let units = if key < 2 { 4 } else { 0 };
-        let lease = Duration::from_millis(20);
-        Arc::new(Rules { algorithm: Algorithm::Log, quotas: vec![hour], lease, units })
+        let ttl = Duration::from_millis(20);
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas: vec![hour], ttl, units })
     };
     let rules: Vec<Arc<Rules>> = (0..KEYS.len()).map(rules).collect();
     let mut keys_of = BTreeMap::new();

@@ -83,7 +83,7 @@ fn rules(policy: &Map<String, Json>) -> Rules {
     let quota = |(limit, window): &(u64, String)| format!("{limit}/{window}").parse().expect("a quota");
     let quotas: Vec<Quota> = limits.iter().map(quota).collect();
     let lease = Duration::from_millis(number(&policy["for_ms"]));
-    Rules { algorithm: algorithm(&policy["algorithm"]), quotas, lease, units: number(&policy["units"]) }
+    Rules { algorithm: algorithm(&policy["algorithm"]), quotas, ttl: lease, units: number(&policy["units"]) }
 }
 
 /// This package leaves out a cost of 1.
@@ -228,7 +228,7 @@ fn slots_are_those_of_the_cluster() {
 fn a_wait_told_from_memory_is_never_a_part_of_a_millisecond_too_short() {
     let us = Duration::from_micros;
     let quotas = vec![Quota::per_minute(5)];
-    let rules = Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: us(100_000), units: 8 });
+    let rules = Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: us(100_000), units: 8 });
     let mut keys = Keys::new(us(1_000_000), NonZeroUsize::new(8).expect("some keys"), false);
     let share = Share { key: b"k"[..].into(), rules: rules.clone(), cost: 1 };
     let command = keys.take(us(100), 0, vec![share]).commands.remove(0);

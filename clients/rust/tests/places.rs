@@ -249,7 +249,6 @@ async fn a_place_that_goes_back_is_at_once_that_of_a_waiter_of_its_key() {
         let places = places.clone();
         waiters.spawn(async move { hold(&places, key, 1).await.map(drop).map(|()| key) });
     }
-    // By then they ask only about once a second.
     sleep(10 * SECOND).await;
     let since = Instant::now();
     drop(place);
@@ -312,8 +311,11 @@ async fn however_waiters_end_the_others_have_a_place_that_goes_back_at_once() {
         let since = Instant::now();
         drop(place);
         waiters.join_all().await;
-        // Of 60 places that go back, seven or eight are left to other processes, and found by a poll within 50 ms.
-        assert!(since.elapsed() <= Duration::from_millis(400), "dropped after {polls} polls");
+        assert!(
+            since.elapsed() <= Duration::from_millis(60),
+            "dropped after {polls} polls: {:?}",
+            since.elapsed()
+        );
     }
 }
 

@@ -246,13 +246,15 @@ async fn a_clock_of_the_applications_own_moves_limits_leases_and_what_is_remembe
 fn counted(guard: Guard) -> Guard {
     let refused = |_head: Option<&Parts>, decision: &Decision| {
         for (policy, _) in decision.policies().into_iter().filter(|(_, figures)| figures.limited) {
-            metrics::counter!("rate_limit_refusals_total", "policy" => policy).increment(1);
+            let allowed = decision.allowed().to_string();
+            metrics::counter!("rate_limit_refusals_total", "policy" => policy, "allowed" => allowed)
+                .increment(1);
         }
         None
     };
     guard.on_limited(refused).on_outage(|outage| {
-        let is_away = matches!(outage, Outage::Begun(_));
-        metrics::gauge!("rate_limit_away").set(if is_away { 1.0 } else { 0.0 });
+        let change = if matches!(outage, Outage::Begun(_)) { 1.0 } else { -1.0 };
+        metrics::gauge!("rate_limit_away").increment(change);
     })
 }
 
@@ -286,8 +288,9 @@ async fn the_recipe_counts_refusals_and_tells_of_outages() {
     seen.sort();
     let expected = [
         "rate_limit_away  Gauge(1.0)",
-        "rate_limit_refusals_total requests Counter(1)",
-        "rate_limit_refusals_total trial Counter(2)",
+        "rate_limit_refusals_total requests false Counter(1)",
+        "rate_limit_refusals_total trial false Counter(1)",
+        "rate_limit_refusals_total trial true Counter(1)",
     ];
     assert_eq!(seen, expected);
 }

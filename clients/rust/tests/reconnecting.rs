@@ -152,6 +152,28 @@ async fn decisions_are_back_when_a_server_is_that_hung() {
 }
 
 #[tokio::test]
+async fn a_connection_that_is_closed_while_it_is_quiet_fails_no_request_and_is_no_outage() {
+    let server = Server::start();
+    for requests in [1, 100, 10_000] {
+        let guard = Guard::new(server.redis(), "1000000/h").expect("a policy").fail(Fail::Closed);
+        let guard = guard.on_outage(|outage| panic!("{outage:?}"));
+        assert!(guard.take("a", 1).await.is_ok());
+        let closed: i64 = server.call("CLIENT KILL TYPE normal SKIPME yes");
+        assert_eq!(closed, 1);
+        // The runtime sees what has arrived.
+        for _ in 0..1_000 {
+            tokio::task::yield_now().await;
+        }
+        let mut clients = JoinSet::new();
+        for _ in 0..requests {
+            let guard = guard.clone();
+            clients.spawn(async move { guard.take("a", 1).await.is_ok() });
+        }
+        assert!(clients.join_all().await.into_iter().all(|passed| passed), "{requests}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_whose_caller_has_left_shows_whether_the_connection_works() {
     let server = Server::start();
     let network = Forwarder::start(server.port(), Duration::ZERO);

@@ -1,7 +1,10 @@
 //! The package as the user that the module's page on operations gives to applications.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use redis::{Cmd, Value};
-use redis_rl_client::web::Fail;
+use redis_rl_client::web::{Fail, Outage};
 use redis_rl_client::{Algorithm, All, Places, Quota, RlAsyncCommands, RlCommands, cmd};
 
 use crate::limits::{Warnings, guard, policy};
@@ -91,6 +94,29 @@ async fn a_key_without_the_right_to_it_makes_redis_away_for_no_other() {
     let error = places.hold("other", 1).await.expect_err("no right");
     assert_eq!(error.code(), Some("NOPERM"));
     assert!(places.hold("limit:jobs", 1).await.expect("an answer").is_some());
+}
+
+#[tokio::test]
+async fn a_hook_is_told_once_of_a_key_without_the_right_to_it_however_many_requests_come() {
+    let server = server();
+    for requests in [1, 100, 10_000] {
+        let (told, heard) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let hear = told.clone();
+        let guard = guard(&server, policy("other", "5/1h")).on_outage(move |outage| {
+            assert!(matches!(outage, Outage::Begun(why) if why.code() == Some("NOPERM")));
+            hear.fetch_add(1, Ordering::Relaxed);
+        });
+        let taking = (0..requests).map(|_| {
+            let (guard, heard) = (guard.clone(), heard.clone());
+            tokio::spawn(async move {
+                heard.fetch_add(usize::from(guard.take("a", 1).await.is_ok()), Ordering::Relaxed)
+            })
+        });
+        for taken in taking.collect::<Vec<_>>() {
+            taken.await.expect("no panic");
+        }
+        assert_eq!([told.load(Ordering::Relaxed), heard.load(Ordering::Relaxed)], [1, requests]);
+    }
 }
 
 #[tokio::test]

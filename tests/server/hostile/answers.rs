@@ -5,9 +5,9 @@ use redis::Value;
 
 use super::generator::{Kind, MOST, Words};
 use crate::helpers::errors::{
-    ALGORITHM, AT, COST, EFFECT, FORCE_AND_PARTIAL, LIMIT, LIVE_WINDOWS, PAIRS, PARTIAL, ROW, ROW_COST, ROWS,
-    ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WITHIN, WITHIN_AND_OTHERS,
-    WITHIN_OF_BUCKET, WRONGTYPE,
+    ALGORITHM, AT, COST, EFFECT, FORCE_AND_PARTIAL, LIMIT, LIVE_WINDOWS, MONTHS, PAIRS, PARTIAL, ROW,
+    ROW_COST, ROWS, ROWS_DIFFER, ROWS_OF_A_KEY, ROWS_OF_A_WINDOW, SAME_WINDOW, SYNTAX, WINDOW, WITHIN,
+    WITHIN_AND_OTHERS, WITHIN_OF_BUCKET, WRONGTYPE,
 };
 use crate::load;
 
@@ -15,9 +15,10 @@ use crate::load;
 const LONGEST_WAIT: i64 = MOST + 2 * 3650 * 86_400_000;
 
 /// Prefixes of the errors that commands of the module get, from the module or the server.
-pub const REFUSALS: [&str; 28] = [
+pub const REFUSALS: [&str; 29] = [
     LIMIT,
     WINDOW,
+    MONTHS,
     SAME_WINDOW,
     PAIRS,
     COST,
@@ -163,9 +164,11 @@ pub fn is_info(reply: &Value) -> bool {
             let names: Vec<_> = window.iter().map(|field| field.0.clone()).collect();
             let parts: &[&str] = if *name == text("sliding") { &["current", "previous"] } else { &[] };
             let limit: &[&str] = if *name == text("bucket") { &["limit"] } else { &[] };
-            let expected = [&["window_ms"], limit, &["used", "reset_after_ms"], parts].concat();
+            let of_calendar = window.len() > 3 && window[1].0 == text("calendar") && *name == text("fixed");
+            let calendar: &[&str] = if of_calendar { &["calendar"] } else { &[] };
+            let expected = [&["window_ms"], calendar, limit, &["used", "reset_after_ms"], parts].concat();
             names == expected.into_iter().map(text).collect::<Vec<_>>()
-                && window.iter().all(|field| is_count(&field.1))
+                && window.iter().all(|field| is_count(&field.1) || field.0 == text("calendar"))
         })
     };
     *algorithm == text("algorithm")

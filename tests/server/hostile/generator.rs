@@ -87,11 +87,14 @@ impl Hostile {
 
     /// Different windows.
     fn windows(&mut self, count: usize) -> impl Iterator<Item = &'static str> + use<> {
-        const WINDOWS: [&str; 13] =
-            ["1ms", "3ms", "100MS", "1", "7S", "1m", "1h", "2h", "1d", "30D", "365d", "3649d", "3650d"];
+        // Months are refused, but of RL.FIXED.
+        const WINDOWS: [&str; 17] = [
+            "1ms", "3ms", "100MS", "1", "7S", "1m", "1h", "2h", "1d", "1w", "1mo", "30D", "3MO", "52W",
+            "365d", "3649d", "3650d",
+        ];
         // Their number is prime: every step reaches all of them.
-        let (first, step) = (self.random.below(13), 1 + self.random.below(12));
-        (0..count).map(move |i| WINDOWS[(first + i * step) % 13])
+        let (first, step) = (self.random.below(17), 1 + self.random.below(16));
+        (0..count).map(move |i| WINDOWS[(first + i * step) % 17])
     }
 
     fn cost(&mut self) -> String {
@@ -109,8 +112,8 @@ impl Hostile {
     fn nonsense(&mut self) -> Vec<u8> {
         let words = [
             "", "\0", "-", "+1", "-0", "00", "01", "1.5", "1e3", "0x10", " 1", "1 ", "1\0", "nan", "-1",
-            "0s", "s", "ms", "1w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC", "PARTIAL",
-            "WITHIN", "COSTS", "%s%n", "\u{661}", "1\r\n",
+            "0s", "s", "ms", "121mo", "522w", "1sm", "3651d", "COST", "cost", "AT", "FORCE", "force", "FORC",
+            "PARTIAL", "WITHIN", "COSTS", "%s%n", "\u{661}", "1\r\n",
         ];
         // Just too large for an argument, for 64 bits and for 128.
         let numbers = [

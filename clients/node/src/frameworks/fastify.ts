@@ -14,9 +14,6 @@ export type Hook<R extends FastifyRequest = FastifyRequest> = (
   reply: FastifyReply,
 ) => Promise<unknown>;
 
-/** The policies of each hook, so that `onRoute` can name them after the route. */
-const limits = new WeakMap<object, PolicySet<never>>();
-
 /** Limits the requests of an application. */
 export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   R,
@@ -28,11 +25,6 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
       app.addHook("onRequest", hook as Hook);
-      // Names limits after their routes at the start, so that one unnamed limit on two routes fails then.
-      app.addHook("onRoute", ({ method, url, onRequest, preParsing, preValidation, preHandler }) => {
-        for (const hook of [onRequest, preParsing, preValidation, preHandler].flat())
-          if (hook !== undefined) limits.get(hook)?.nameBy(nameOf(method, url));
-      });
       done();
     };
     return Object.assign(plugin, { [Symbol.for("skip-override")]: true });
@@ -40,14 +32,12 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
 
   /** @internal */
   protected override handler(policies: PolicySet<R>): Hook<R> {
-    const hook: Hook<R> = async (request, reply) => {
+    return async (request, reply) => {
       const answer = await this.decide(request, reply, policies);
       if (answer === undefined || reply.sent) return undefined;
       const { status, fields, body } = answer;
       return reply.code(status).headers(fields).send(textOf(body));
     };
-    limits.set(hook, policies as unknown as PolicySet<never>);
-    return hook;
   }
 
   /** @internal */
@@ -57,7 +47,8 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
 
   /** @internal */
   protected override routeOf({ routeOptions: { method, url } }: R): string | undefined {
-    return url === undefined ? undefined : nameOf(method, url);
+    // The route `/` of a scope exists with and without a slash at its end, and has one name.
+    return url === undefined ? undefined : routeName(method, url.replace(/(.)\/$/, "$1"));
   }
 
   /** @internal */
@@ -69,9 +60,4 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   protected override tell(reply: FastifyReply, fields: Fields): void {
     if (!reply.sent) reply.headers(fields);
   }
-}
-
-/** The name of a route. The route `/` of a scope exists with and without a slash at its end, and has one name. */
-function nameOf(method: string | string[], url: string): string {
-  return routeName(method, url.replace(/(.)\/$/, "$1"));
 }

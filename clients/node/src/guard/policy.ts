@@ -220,15 +220,15 @@ export interface Setting<R> {
 
 /** The policies of one limit. It tells what a request asks for. */
 export class PolicySet<R> {
-  /** The policies; undefined if a function chooses them. */
+  /** The policies, of a limit without a name by the route that was seen last; undefined if a function chooses them. */
   fixed: readonly CheckedPolicy<R>[] | undefined;
   readonly #policies: Policies<R> | Choose<R>;
   readonly #setting: Setting<R>;
-  /** Tells the route of a request, whose name policies without a name have from the first request on. */
+  /** Tells the route of a request, whose name policies without a name have: each route is a limit by itself. */
   readonly #routeOf: ((request: R) => string | undefined) | undefined;
   #name: string | undefined;
   readonly #texts = new Recent<CheckedPolicy<R>>(1000);
-  readonly #objects = new WeakMap<Policy<R>, CheckedPolicy<R>>();
+  readonly #objects = new WeakMap<Policy<R>, Map<string, CheckedPolicy<R>>>();
 
   constructor(
     policies: Policies<R> | Choose<R>,
@@ -268,9 +268,15 @@ export class PolicySet<R> {
     costs: Costs | undefined,
   ): MaybePromise<readonly PolicyShare[]> {
     if (policies === undefined || policies === null) return [];
-    if (this.#routeOf !== undefined && !areNamed(policies)) this.nameBy(this.#routeOf(request), policies);
-    const fixed = policies === this.#policies ? this.fixed : undefined;
-    const checked = fixed ?? this.#checkedList(policies, name);
+    let named = name;
+    if (this.#routeOf !== undefined && !areNamed(policies)) {
+      named = this.#routeOf(request);
+      if (named === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.limit(");
+    }
+    const isFixed = policies === this.#policies;
+    const known = isFixed && named === this.#name ? this.fixed : undefined;
+    const checked = known ?? this.#checkedList(policies, named);
+    if (isFixed) [this.#name, this.fixed] = [named, checked];
     const costOf = costsOf(checked, costs);
     const shares = checked.map((policy) => policy.share(request, this.#setting.whoOf, costOf(policy.name)));
     const there = (shares: readonly (PolicyShare | undefined)[]) =>
@@ -279,19 +285,7 @@ export class PolicySet<R> {
     return there(shares as (PolicyShare | undefined)[]);
   }
 
-  /** Names policies without a name after this route. Throws if the route is not known, or is not the first one. */
-  nameBy(route: string | undefined, policies = this.#policies): void {
-    if (typeof policies === "function" || areNamed(policies)) return;
-    if (route !== undefined && route === this.#name) return;
-    if (route === undefined || this.#name !== undefined) {
-      const why = route === undefined ? UNKNOWN_ROUTE : `it is on ${this.#name} and on ${route}`;
-      throw unnamed(policies, why, "guard.limit(");
-    }
-    this.#name = route;
-    if (typeof this.#policies !== "function") this.fixed = this.#checkedList(policies);
-  }
-
-  #checkedList(policies: Policies<R>, name = this.#name ?? "requests"): readonly CheckedPolicy<R>[] {
+  #checkedList(policies: Policies<R>, name = "requests"): readonly CheckedPolicy<R>[] {
     const checked = listOf(policies).map((policy) => this.#checked(policy, name));
     if (checked.length > 1 && new Set(checked.map(({ name }) => name)).size < checked.length) {
       throw new TypeError("each policy needs a name of its own");
@@ -312,8 +306,10 @@ export class PolicySet<R> {
     }
     if (typeof policy !== "object" || (policy as unknown) === null)
       throw new TypeError("a policy is text such as 5/10s, or has quotas");
-    let checked = this.#objects.get(policy);
-    if (checked?.name !== (policy.name ?? name)) this.#objects.set(policy, (checked = make(policy)));
+    const byName = this.#objects.get(policy) ?? new Map<string, CheckedPolicy<R>>();
+    let checked = byName.get(policy.name ?? name);
+    if (checked === undefined) byName.set(policy.name ?? name, (checked = make(policy)));
+    this.#objects.set(policy, byName);
     return checked;
   }
 }

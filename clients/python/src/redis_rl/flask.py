@@ -68,6 +68,8 @@ class Guard(SyncGuard):
         if visit:
             visit.has_begun = True
             if visit.refusal is not None:
+                # Else a stream would keep the place that it holds.
+                response.close()
                 # Header fields that are set by now are kept, such as those of CORS.
                 fields = beside(visit.refusal, response.headers)
                 response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])

@@ -391,8 +391,10 @@ impl Guard {
                 "a policy counts in the key of the places {name:?}: rename one"
             )));
         }
-        let held = self.places.hold(&key, n).await;
-        let local = async |local: &Asker| self.places.by(local.clone()).hold(&key, n).await;
+        let (prefix, rest) = key.split_at(self.settings.prefix.len());
+        let mark = [prefix, b"waiting:", rest].concat();
+        let held = self.places.hold_by(&key, mark.clone(), n).await;
+        let local = async |local: &Asker| self.places.by(local.clone()).hold_by(&key, mark.clone(), n).await;
         match self.or_local(held, [name], local).await? {
             Ok(Some(hold)) => Ok(hold),
             Ok(None) => {

@@ -36,7 +36,7 @@ impl Leases {
             panic!("{why}");
         }
         let units = quotas.iter().map(|quota| quota.limit).min().unwrap_or_default() / 100;
-        let rules = Rules { algorithm, quotas: quotas.to_vec(), lease: Duration::from_millis(100), units };
+        let rules = Rules { algorithm, quotas: quotas.to_vec(), ttl: Duration::from_millis(100), units };
         Leases { rules: rules.into(), asker: Asker::new(client.into()) }.remember(Duration::from_secs(1))
     }
 
@@ -53,7 +53,7 @@ impl Leases {
 
     /// How long a lease lasts, at most a twentieth of the shortest window. Then what is left is given back.
     pub fn ttl(mut self, ttl: Duration) -> Leases {
-        Arc::make_mut(&mut self.rules).lease = ttl;
+        Arc::make_mut(&mut self.rules).ttl = ttl;
         self.anew(|_| {})
     }
 

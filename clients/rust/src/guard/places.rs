@@ -7,18 +7,18 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisResult};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, NO_TIMERS, Quota, has_timers};
 use crate::keys::place::{Event, Place, Say, State};
+use crate::keys::way::{Does, Way};
 use crate::keys::{Answer, Rules, Share};
 use crate::lines::Redis;
 use crate::locked;
@@ -26,11 +26,18 @@ use crate::locked;
 /// In less time a place might not be renewed.
 const LEAST: Duration = Duration::from_millis(100);
 
-/// The longest pause before the second try, and before any.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Who waits asks again after so many milliseconds, and at most so many more.
+const PAUSE_MS: (u64, u64) = (20, 40);
 
-/// Of so many places given back, one wakes nobody, so that waiters of other processes find one free.
-const ONE_FOR_OTHERS: u32 = 8;
+/// One who waits behind others looks so often for each of them, since the first may be a future that its owner leaves alone.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+
+/// A process whose mark is younger than the window waits. The mark is made anew after half of that.
+static MARK: LazyLock<Arc<Rules>> = LazyLock::new(|| {
+    let quotas = vec![Quota::per_second(1_000_000)];
+    Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
+});
+const MARK_MS: u64 = 1000;
 
 /// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
 ///
@@ -87,8 +94,8 @@ impl Places {
         Places { ttl, ..self }
     }
 
-    /// How long to wait for a place. Of those who wait for a key by this and its clones, one tries at random times: within 50 ms
-    /// at first, then ever later, up to a second. When a place of theirs goes back, one tries at once.
+    /// How long to wait for a place. Of those who wait for a key by this and its clones, one asks again every 20 to 60 ms, and at
+    /// once when a place of theirs goes back.
     pub fn timeout(self, timeout: Duration) -> Places {
         Places { timeout, ..self }
     }
@@ -111,73 +118,124 @@ impl Places {
     /// If the server replies with an error, or is silent for the [timeout](Redis::timeout). Fails at once while it is away. To
     /// wait it needs a tokio runtime with timers, and so does a [`MemoryLimiter`](crate::MemoryLimiter) to renew places.
     pub async fn hold(&self, key: impl AsRef<[u8]>, n: u64) -> RedisResult<Option<Hold>> {
-        let share = Share { key: key.as_ref().into(), rules: self.rules(n), cost: 1 };
-        let (began, mut longest) = (Instant::now(), PAUSES.0);
+        let key = key.as_ref();
+        self.hold_by(key, [b"waiting:", key].concat(), n).await
+    }
+
+    /// Takes a place of a key, and leaves a mark in another key while it waits.
+    pub(super) async fn hold_by(&self, key: &[u8], mark: Vec<u8>, n: u64) -> RedisResult<Option<Hold>> {
+        let share = Share { key: key.into(), rules: self.rules(n), cost: 1 };
+        let queue = self.queue(&share, mark);
+        let (began, waits) = (Instant::now(), !self.timeout.is_zero());
+        let first = || First { queue: &queue, permit: None, is_full: false };
         // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
-        let stands_behind =
-            !self.timeout.is_zero() && locked(&self.queues).contains_key(&Queue::name(&share));
-        if !stands_behind {
-            let hold = self.try_to_hold(&share).await?;
-            if hold.is_some() || self.timeout.is_zero() {
-                return Ok(hold);
-            }
-        }
-        if !has_timers() {
-            return Err((ErrorKind::Client, NO_TIMERS).into());
-        }
-        let waiter = Waiter::new(&self.queues, &share);
-        let queue = &waiter.queue;
-        let mut polls = queue.polls.try_acquire().ok();
+        let mut turn = first();
+        turn.permit = queue.polls.try_acquire().ok().filter(|_| waits);
+        let _waiter = Waiter::new(&queue);
+        let mut asks = !waits || turn.permit.is_some();
         loop {
-            let left = self.timeout.saturating_sub(began.elapsed());
-            let waiting = Arc::strong_count(queue) as u32;
-            let pause = match polls {
-                // The more wait, the more often, or a process with places in use would leave none to others.
-                Some(_) => longest.min(PAUSES.1 / waiting).max(PAUSES.0),
-                // Others sleep, but the one who polls may be a future that its owner leaves alone.
-                None => PAUSES.1 * waiting,
-            };
-            let random = f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX);
-            let pause = pause.mul_f64(0.5 + 0.5 * random).min(left);
-            let freed = tokio::select! {
-                biased;
-                freed = queue.freed.acquire() => freed.ok(),
-                permit = queue.polls.acquire(), if polls.is_none() => {
-                    polls = permit.ok();
-                    None
+            if asks {
+                let hold = self.try_to_hold(&queue, &share, &mut turn).await?;
+                if hold.is_some() || began.elapsed() >= self.timeout {
+                    return Ok(hold);
                 }
-                () = sleep(pause) => None,
+            }
+            if !has_timers() {
+                return Err((ErrorKind::Client, NO_TIMERS).into());
+            }
+            let pause = if turn.permit.is_some() {
+                self.mark(&queue).await;
+                Duration::from_millis(locked(&queue.state).due.saturating_sub(self.now()))
+            } else {
+                LEFT_ALONE * Arc::strong_count(&queue) as u32
             };
-            let hold = self.try_to_hold(&share).await?;
-            if let Some(freed) = freed {
-                freed.forget();
-            }
-            if hold.is_some() || began.elapsed() >= self.timeout {
-                return Ok(hold);
-            }
-            longest = (longest * 2).min(PAUSES.1);
+            let left = self.timeout.saturating_sub(began.elapsed());
+            asks = tokio::select! {
+                biased;
+                () = queue.freed.notified(), if turn.permit.is_some() => true,
+                permit = queue.polls.acquire(), if turn.permit.is_none() => {
+                    turn.permit = permit.ok();
+                    false
+                }
+                () = sleep(pause.min(left)) => true,
+            };
         }
     }
 
-    async fn try_to_hold(&self, share: &Share) -> RedisResult<Option<Hold>> {
+    /// Those who wait for a place here, and the places that are held here.
+    fn queue(&self, share: &Share, mark: Vec<u8>) -> Arc<Queue> {
+        let mut queues = locked(&self.queues);
+        if queues.len() >= 1000 && queues.len().is_power_of_two() {
+            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        }
+        let new = || {
+            let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
+            Arc::new(Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() })
+        };
+        queues.entry((share.key.clone(), share.rules.quotas[0])).or_insert_with(new).clone()
+    }
+
+    async fn try_to_hold(
+        &self,
+        queue: &Arc<Queue>,
+        share: &Share,
+        turn: &mut First<'_>,
+    ) -> RedisResult<Option<Hold>> {
+        let n = share.rules.quotas[0].limit;
+        let pause = PAUSE_MS.0 + RandomState::new().hash_one(0) % PAUSE_MS.1;
+        let mut does = {
+            let state = &mut *locked(&queue.state);
+            state.due = self.now() + pause;
+            state.way.asks(self.now(), n, state.held)
+        };
+        if does == Does::Look {
+            let others = self.others(queue).await;
+            does = locked(&queue.state).way.looked(self.now(), others);
+        }
+        let rules = if does == Does::GiveWay { self.rules(n.saturating_sub(1)) } else { share.rules.clone() };
         let mut place = Place::new(self.ttl.as_millis() as u64, self.now());
-        let (held, answer) = self.asker.take(vec![share.clone()]).await;
+        let (held, answer) = self.asker.take(vec![Share { rules, ..share.clone() }]).await;
         let answer = answer?;
         if answer.limited {
             return Ok(None);
         }
         place.happens(taken(&answer), self.now());
+        if let Some(&[row]) = answer.rows[0].as_deref() {
+            let state = &mut *locked(&queue.state);
+            state.held += 1;
+            state.way.taken(self.now(), state.held, row.limit.saturating_sub(row.remaining));
+            turn.is_full = row.remaining == 0;
+        }
         let units = Mutex::new(Units { place, held: vec![held], sent: Vec::new() });
-        let (places, share, ended) = (self.clone(), share.clone(), Notify::new());
-        let kept = Arc::new(Kept { places, share, units, ended });
+        let (places, share, queue, ended) = (self.clone(), share.clone(), queue.clone(), Notify::new());
+        let kept = Arc::new(Kept { places, share, queue, units, ended });
         // Without timers a place in memory is not renewed.
         let keeper = self.asker.runtime().map(|runtime| runtime.spawn(kept.clone().keep()));
         Ok(Some(Hold { kept: Some(kept), keeper }))
     }
 
+    /// Leaves a mark by which others see that somebody waits, unless there is one.
+    async fn mark(&self, queue: &Queue) {
+        let now = self.now();
+        if locked(&queue.state).mark.as_ref().is_none_or(|(at, _)| now >= at + MARK_MS / 2) {
+            let (mark, _) = self.asker.take(vec![queue.mark.clone()]).await;
+            // The one before goes back.
+            let before = locked(&queue.state).mark.replace((now, mark));
+            drop(before);
+        }
+    }
+
+    /// How many other processes wait; 0 if it is not known.
+    async fn others(&self, queue: &Queue) -> i64 {
+        let now = self.now();
+        let own = locked(&queue.state).mark.as_ref().is_some_and(|(at, _)| now < at + MARK_MS);
+        let looked = self.asker.peek(std::slice::from_ref(&queue.mark)).await;
+        looked.map_or(0, |rows| (rows[0][0].limit - rows[0][0].remaining) as i64 - i64::from(own))
+    }
+
     fn rules(&self, n: u64) -> Arc<Rules> {
         let quotas = vec![Quota::new(n, self.ttl)];
-        Arc::new(Rules { algorithm: Algorithm::Log, quotas, lease: Duration::ZERO, units: 0 })
+        Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
     }
 
     fn now(&self) -> u64 {
@@ -189,6 +247,7 @@ impl Places {
 struct Kept {
     places: Places,
     share: Share,
+    queue: Arc<Queue>,
     units: Mutex<Units>,
     /// Wakes the task when the block has ended.
     ended: Notify,
@@ -262,14 +321,12 @@ impl Kept {
         self.freed();
     }
 
-    /// Wakes one who waits.
+    /// The first who waits asks at once.
     fn freed(&self) {
-        if let Some(queue) = locked(&self.places.queues).get(&Queue::name(&self.share))
-            && queue.given.fetch_add(1, Relaxed) % ONE_FOR_OTHERS != ONE_FOR_OTHERS - 1
-            && queue.freed.available_permits() < Arc::strong_count(queue)
-        {
-            queue.freed.add_permits(1);
-        }
+        let state = &mut *locked(&self.queue.state);
+        state.held -= 1;
+        state.way.ended(self.places.now());
+        self.queue.freed.notify_one();
     }
 }
 
@@ -279,46 +336,62 @@ fn taken(answer: &Answer) -> Event {
     Event::Taken { at: at.as_millis() as u64 }
 }
 
-/// What those who wait for a place of a key ask by. A permit that is dropped goes to the next of them.
+/// Those of a process who wait for a place of a key by the same n and time, and the places that it holds.
 struct Queue {
-    /// Its one permit is that of who polls.
+    /// What others see if somebody waits here.
+    mark: Share,
+    /// Its one permit is that of the first, who asks for all.
     polls: Semaphore,
-    /// A permit for each place that went back: who gets it asks once, and forgets it when that is answered.
-    freed: Semaphore,
-    /// How many went back.
-    given: AtomicU32,
+    /// A place went back, or may be free.
+    freed: Notify,
+    state: Mutex<Waiting>,
 }
 
-impl Queue {
-    fn name(share: &Share) -> (Arc<[u8]>, Quota) {
-        (share.key.clone(), share.rules.quotas[0])
+#[derive(Default)]
+struct Waiting {
+    way: Way,
+    /// How many places are held here.
+    held: u64,
+    /// When the first asks next.
+    due: u64,
+    waiters: usize,
+    /// The unit by which others see that somebody waits, and when it was asked for. It goes back when it is dropped.
+    mark: Option<(u64, Held)>,
+}
+
+/// Who may be the first. When it leaves, the next asks at once, unless it is known that no place is free.
+struct First<'a> {
+    queue: &'a Queue,
+    permit: Option<SemaphorePermit<'a>>,
+    is_full: bool,
+}
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        if self.permit.is_some() && !self.is_full {
+            self.queue.freed.notify_one();
+        }
     }
 }
 
 /// Somebody who waits.
-struct Waiter<'a> {
-    queues: &'a Queues,
-    share: &'a Share,
-    queue: Arc<Queue>,
-}
+struct Waiter<'a>(&'a Queue);
 
 impl Waiter<'_> {
-    fn new<'a>(queues: &'a Queues, share: &'a Share) -> Waiter<'a> {
-        let new = || {
-            Arc::new(Queue { polls: Semaphore::new(1), freed: Semaphore::new(0), given: AtomicU32::new(0) })
-        };
-        let queue = locked(queues).entry(Queue::name(share)).or_insert_with(new).clone();
-        Waiter { queues, share, queue }
+    fn new(queue: &Queue) -> Waiter<'_> {
+        locked(&queue.state).waiters += 1;
+        Waiter(queue)
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut queues = locked(self.queues);
-        // This one's and that of the map.
-        if Arc::strong_count(&self.queue) == 2 {
-            queues.remove(&Queue::name(self.share));
-        }
+        let mark = {
+            let state = &mut *locked(&self.0.state);
+            state.waiters -= 1;
+            if state.waiters == 0 { state.mark.take() } else { None }
+        };
+        drop(mark);
     }
 }
 

@@ -88,7 +88,7 @@ impl Policy {
         if let Some(quota) = quotas.iter().find(|quota| quota.limit > MAX_LIMIT) {
             return Err(Invalid::new(format!("\"{quota}\" is too large: a limit is at most {MAX_LIMIT}")));
         }
-        let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), lease: LEASE, units: 0 };
+        let rules = Rules { algorithm: Algorithm::Log, quotas: quotas.to_vec(), ttl: LEASE, units: 0 };
         let (name, cost) = (String::new(), Cost::Units(1));
         let inner = Inner {
             name,

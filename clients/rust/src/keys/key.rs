@@ -147,7 +147,7 @@ impl Key {
 
     /// The size of the next lease: the units that were asked for in a span as long as a lease lasts.
     pub fn size(&mut self, now: Duration) -> u64 {
-        let (ttl, gone) = (self.rules.lease(), now.saturating_sub(self.since));
+        let (ttl, gone) = (self.rules.ttl(), now.saturating_sub(self.since));
         if gone >= ttl {
             let share = u128::from(self.asked) * ttl.as_nanos() / gone.as_nanos().max(1);
             (self.since, self.before, self.asked) = (now, share as u64, 0);

@@ -8,6 +8,7 @@ mod key;
 pub mod place;
 mod request;
 mod share;
+pub mod way;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -247,7 +248,7 @@ impl Keys {
     /// Deals out what a command in flight has taken: to its own request, to those that waited, and the rest to the lease.
     fn deal(&mut self, id: RequestId, index: usize, share: &Share, reply: Verdict) {
         let (now, mut refusal) = (self.now, None);
-        let lease = Lease::new(reply, now, share.rules.lease());
+        let lease = Lease::new(reply, now, share.rules.ttl());
         let (taken, at) = (lease.left, lease.at);
         let Some(key) = self.keys.get(share) else { return };
         key.lease = Some(lease);

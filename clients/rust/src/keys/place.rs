@@ -6,7 +6,7 @@
 /// that never runs back, except for the server's times of units.
 #[derive(Clone, Debug)]
 pub struct Place {
-    for_ms: u64,
+    ttl_ms: u64,
     state: State,
     /// As of when the unit is counted that is held.
     at: u64,
@@ -64,10 +64,10 @@ pub enum Say {
 }
 
 impl Place {
-    /// A place that is asked for now, and lasts for `for_ms` if it is not renewed.
+    /// A place that is asked for now, and lasts for `ttl_ms` if it is not renewed.
     #[must_use]
-    pub fn new(for_ms: u64, now: u64) -> Place {
-        Place { for_ms, state: State::Asked, at: 0, asked: now, due: 0, over_at: 0, is_late: false }
+    pub fn new(ttl_ms: u64, now: u64) -> Place {
+        Place { ttl_ms, state: State::Asked, at: 0, asked: now, due: 0, over_at: 0, is_late: false }
     }
 
     /// What to do after an event, in this order. Whether the place is late is decided first: also a block that has kept its
@@ -92,7 +92,7 @@ impl Place {
                 (self.hold(at), old)
             }
             (Renewing, Refused | Failed) => {
-                self.due = now + (self.for_ms / 12).max(1);
+                self.due = now + (self.ttl_ms / 12).max(1);
                 (Held, vec![])
             }
             (Renewing, End) => (Ending, vec![]),
@@ -107,8 +107,8 @@ impl Place {
     /// Holds the place by the newest request.
     fn hold(&mut self, at: u64) -> State {
         self.at = at;
-        self.due = self.asked + (self.for_ms / 3).max(1);
-        self.over_at = self.asked + self.for_ms;
+        self.due = self.asked + (self.ttl_ms / 3).max(1);
+        self.over_at = self.asked + self.ttl_ms;
         State::Held
     }
 

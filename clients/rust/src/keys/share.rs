@@ -11,15 +11,15 @@ pub struct Rules {
     pub algorithm: Algorithm,
     pub quotas: Vec<Quota>,
     /// How long a lease lasts, at most a twentieth of the shortest window.
-    pub lease: Duration,
+    pub ttl: Duration,
     /// The largest lease.
     pub units: u64,
 }
 
 impl Rules {
-    pub(super) fn lease(&self) -> Duration {
+    pub(super) fn ttl(&self) -> Duration {
         let longest = self.quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
-        Duration::from_millis(self.lease.min(longest).as_millis() as u64)
+        Duration::from_millis(self.ttl.min(longest).as_millis() as u64)
     }
 
     /// Whether the last quota is that of a block, which refuses from then on whom the others have refused.

@@ -1,6 +1,7 @@
 //! A cluster: a connection to each node, and which node has a slot.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -87,7 +88,7 @@ impl Cluster {
     }
 
     async fn find(&self, slot: u16) -> RedisResult<(Arc<Slots>, Address)> {
-        let slots = self.slots.by(async |slots| Ok(slots)).await?;
+        let slots = self.slots.by(|slots| ready(Ok(slots))).await?;
         let node = slots.range(slot..).next().map(|(_, node)| node.clone());
         let node = node.ok_or_else(|| io_error("no node has the slot"))?;
         Ok((slots, node))
@@ -113,7 +114,7 @@ impl Nodes {
             (_, (host, port)) => ConnectionAddr::Tcp(host, port),
         };
         let info = info.set_addr(addr);
-        let client = move || std::future::ready(Client::open(info.clone()));
+        let client = move || ready(Client::open(info.clone()));
         let link = Arc::new(Link::to(self.timeout, self.config.clone(), client));
         links.entry(node.clone()).or_insert(link).clone()
     }

@@ -1,11 +1,12 @@
 //! A connection that is made when it is needed, and given up when its [`Line`] says so.
 
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::net::UdpSocket;
 use std::panic::catch_unwind;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -97,17 +98,43 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
     }
 
     /// The reply that `send` receives on the connection, or the error with which that ends.
-    pub async fn by<R, F>(&self, send: impl FnOnce(T) -> F) -> RedisResult<R>
+    ///
+    /// A connection that was closed while nothing was due, as by a proxy, is seen only now. Nothing was written to it then, so the
+    /// command is sent on a new one.
+    pub async fn by<R, F>(&self, send: impl Fn(T) -> F) -> RedisResult<R>
+    where
+        F: Future<Output = RedisResult<R>>,
+    {
+        match self.attempt(&send).await {
+            Some(reply) => reply,
+            None => self.attempt(&send).await.unwrap_or_else(|| Err(io_error("the connection is closed"))),
+        }
+    }
+
+    /// `None` if the connection turns out to be closed before anything is written to it.
+    async fn attempt<R, F>(&self, send: &impl Fn(T) -> F) -> Option<RedisResult<R>>
     where
         F: Future<Output = RedisResult<R>>,
     {
         let life = self.life();
         let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
-        let sent = async {
+        let was_up = matches!(*life.stage.borrow(), Some(Ok(_)));
+        let mut sent = pin!(async {
             let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
             if let Ok(Some(Ok(made))) = made { send(made).await } else { pending().await }
-        };
+        });
         life.happens(Line::sent);
+        // redis-rs hands a command to the task of its connection: it fails at once if that has ended, and else waits.
+        let at_once = poll_fn(|context| Poll::Ready(sent.as_mut().poll(context))).await;
+        if was_up
+            && let Poll::Ready(Err(closed)) = &at_once
+            && !is_reply(closed)
+        {
+            life.happens(Line::closed);
+            life.begin(Err(closed.clone()));
+            return None;
+        }
+        let sent = async { if let Poll::Ready(reply) = at_once { reply } else { sent.await } };
         let reply = tokio::select! {
             biased;
             reply = sent => reply,
@@ -123,7 +150,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
             let why = if is_reply(error) { given_up(error) } else { error.clone() };
             life.begin(Err(why));
         }
-        reply
+        Some(reply)
     }
 }
 
@@ -242,7 +269,7 @@ impl Link<MultiplexedConnection> {
 
     /// The reply to a command. With `asking` from a node that is importing its slot.
     pub async fn ask(&self, command: &Cmd, asking: bool) -> RedisResult<Value> {
-        self.by(async |mut connection| {
+        self.by(move |mut connection: MultiplexedConnection| async move {
             if !asking {
                 return command.query_async(&mut connection).await;
             }

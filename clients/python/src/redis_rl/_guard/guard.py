@@ -501,13 +501,15 @@ class AsyncGuard:
         self, tried: list[Any], make: Callable[..., Any], request: Any, name: str, limit: int, options: HoldOptions
     ) -> Any:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"places have a name, such as reports: {name!r}")
         visit, request = self._visit_of(request, "hold a place"), self._own(request)
         if visit and name in visit.known.by_name:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         whose = await self._whose(self._key, request, visit.whose if visit else set(), name)
         key = self._named(request, whose, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
-        settings.update(key=f"{self._prefix}{name}:{key}", limit=limit)
+        settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None
         for where in filter(None, (self._where, self._local)):
             place = make(where, **settings)

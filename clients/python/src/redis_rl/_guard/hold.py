@@ -6,33 +6,67 @@ import asyncio
 import os
 from collections.abc import Callable, Hashable
 from contextvars import Context
-from itertools import count
 from math import inf
-from random import randrange, uniform
+from random import randrange
 from types import TracebackType
 from typing import Any
 
 from .._commands import wire
 from .._commands.wire import MAX_COST, Key, Time, seconds_of
-from .._keys import Outcome, Place, Request, Rules, Said, Share
+from .._keys import Outcome, Place, Request, Rules, Said, Share, Way
 from .._lines.loop import EachLoop, Loop, running, spawn
 from .queue import Queue, TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
 from .threads import CLOSE_SECONDS
 
-# The first and the longest wait between tries.
-_FIRST_MS, _LONGEST_MS = 50, 1000
-# Of so many places given back, one wakes nobody, so that waiters of other processes find one free.
-_ONE_FOR_OTHERS = 8
+# Who waits asks again after so many milliseconds.
+_WAITS_MS = 20, 60
+# A process whose mark is younger than a second waits. The mark is made anew after half of that.
+_MARK = Rules.of("log", ((1_000_000, "1s"),), 0, 0)
+_MARK_MS = 1000
 # A shorter one could not be renewed in time.
 _SHORTEST_SECONDS = 0.1
 # The shortest time between two rounds of renewals, so that places due at about the same time are renewed together.
 _APART_SECONDS = 0.02
 
 
+class _Places(Queue):
+    """Those who wait here for a place of a key by the same limit and time, and the places that are held here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.way, self.held, self.due_ms = Way(), set[int](), 0
+        # What others see if somebody waits here, and when it was asked for.
+        self._mark: Request | None = None
+        self._marked_ms = -inf
+
+    async def mark(self, here: Any, share: Share) -> None:
+        """Lets others see that somebody waits."""
+        now_ms = here.now_ms()
+        if now_ms >= self._marked_ms + _MARK_MS / 2:
+            self.unmark(here)
+            self._mark, self._marked_ms = Request([share]), now_ms
+            await here.decide([self._mark])
+
+    def unmark(self, here: Any) -> None:
+        mark, self._mark, self._marked_ms = self._mark, None, -inf
+        if mark:
+            here.give_back(mark)
+
+    async def others(self, here: Any, share: Share) -> int:
+        """Returns how many other processes wait, 0 if it is not known."""
+        own = here.now_ms() < self._marked_ms + _MARK_MS
+        [outcome] = await here.peek([Request([share])])
+        if isinstance(outcome, Exception):
+            return 0
+        [[looked]] = outcome.rows
+        return int(looked.limit - looked.remaining - own)
+
+
 class _Hold:
     """Carries out what :class:`Place` says, with the requests that take and give back its units."""
 
-    _queue: Queue
+    _queue: _Places
+    _asking: Any = None
 
     def __init__(
         self,
@@ -43,24 +77,24 @@ class _Hold:
         ttl: Time,
         timeout: Time,
         on_late: Callable[[Key], object] | None,
+        prefix: str = "",
     ) -> None:
+        """``prefix`` stands before the key."""
+        if not wire.is_whole(limit):
+            raise TypeError(f"a limit is a whole number of places: {limit!r}")
         if (seconds := seconds_of("ttl", ttl)) < _SHORTEST_SECONDS:
             raise ValueError(f"ttl is in seconds, at least {_SHORTEST_SECONDS}: {ttl!r}")
         if on_late is not None and not callable(on_late):
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
-        self.key, self._asks, self._sleep, self._on_late = key, asking, sleep, on_late
+        self.key = f"{prefix}{key}" if isinstance(key, str) else key
+        mark = f"{prefix}waiting:{key}" if isinstance(key, str) else b"waiting:%b" % key
+        self._asks, self._sleep, self._on_late, self._limit = asking, sleep, on_late, limit
         self._ttl_ms, self._timeout_ms = int(seconds * 1000), int(seconds_of("timeout", timeout) * 1000)
-        # Renewing asks by the largest limit there is, so that whoever has a place keeps it.
-        lasts = f"{self._ttl_ms}ms"
-        self._share, self._renewed = (
-            Share(wire.sendable(key), Rules.of("log", wire.checked_pairs([(units, lasts)], "log"), 0, 0), 1)
-            for units in (limit, MAX_COST)
-        )
+        self._share, self._mark = self._by(limit), Share(wire.sendable(mark), _MARK, 1)
         self._place: Place | None = None
         # The request whose unit is held, and the one that asked last.
         self._old: Request | None = None
         self._new: Request | None = None
-        self._asking: Any = None
         self._pid = os.getpid()
 
     def __bool__(self) -> bool:
@@ -72,35 +106,53 @@ class _Hold:
         """Whether it was not renewed in time, so that somebody else may have the place."""
         return self._place is not None and self._place.is_late(self._asking.now_ms())
 
+    def _by(self, limit: int) -> Share:
+        rules = Rules.of("log", wire.checked_pairs([(limit, f"{self._ttl_ms}ms")], "log"), 0, 0)
+        return Share(wire.sendable(self.key), rules, 1)
+
     def _queue_in(self, where: Hashable) -> Queue:
         """Begins to ask in this process or event loop, and returns the queue for the place."""
-        self._asking, self._queue = self._asks.here(), queue_of(where, self._asks, *self._share[:2])
+        self._asking = self._asks.here()
+        self._queue = queue_of(where, self._asks, *self._share[:2], make=_Places)
+        # So that it knows of the last places when it is asked for the next.
+        self._asking.recent.append(self._queue)
         return self._queue
 
     async def _enter(self, me: Waiter) -> None:
         """Tries until it has the place or its time is over."""
-        until_ms = self._asking.now_ms() + self._timeout_ms
+        here, queue = self._asking, self._queue
+        until_ms = here.now_ms() + self._timeout_ms
+        # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
+        waits = self._timeout_ms and queue.has_first and not me.is_first
         try:
-            for tries in count():
-                # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
-                if tries or not self._timeout_ms or not self._queue.has_first or me.is_first:
-                    await self._try()
-                left = (until_ms - self._asking.now_ms()) / 1000
-                if self or left <= 0:
+            while True:
+                while waits and (now_ms := here.now_ms()) < until_ms and not (me.is_first and now_ms >= queue.due_ms):
+                    if me.is_first:
+                        await queue.mark(here, self._mark)
+                    await me.sleep(((min(queue.due_ms, until_ms) if me.is_first else until_ms) - now_ms) / 1000)
+                waits = True
+                await self._try()
+                if self or here.now_ms() >= until_ms:
                     return
-                await me.sleep(min(left, self._pause_after(tries)) if me.is_first else left)
+        except BaseException:
+            # It may have been woken for a place that is free, or know that Redis is away.
+            queue.due_ms = 0
+            raise
         finally:
             me.leave()
-
-    def _pause_after(self, tries: int) -> float:
-        """The seconds between two tries: longer and longer, at random, and the shorter the more wait."""
-        longest_ms = max(_LONGEST_MS / (len(self._queue.asleep) + 1), _FIRST_MS)
-        return min(uniform(0.5, 1) * min(_FIRST_MS << min(tries, 10), _LONGEST_MS), longest_ms) / 1000
+            if not queue.has_first:
+                queue.unmark(here)
 
     async def _try(self) -> None:
-        request = self._begin()
+        here, queue = self._asking, self._queue
+        queue.due_ms = here.now_ms() + randrange(*_WAITS_MS)
+        does = queue.way.asks(here.now_ms(), self._limit, len(queue.held))
+        if does == "look":
+            others = await queue.others(here, self._mark)
+            does = queue.way.looked(here.now_ms(), others)
+        request = self._begin(self._share if does == "ask" else self._by(max(self._limit - 1, 0)))
         try:
-            [outcome] = await self._asking.decide([request])
+            [outcome] = await here.decide([request])
         except BaseException as interruption:
             # The unit that may be on its way goes back by itself.
             self._told(interruption)
@@ -108,12 +160,22 @@ class _Hold:
         self._told(outcome)
         if isinstance(outcome, Exception):
             raise wire.explained(outcome, ["RL.LOG", self._share.key])
+        if self:
+            [[row]] = outcome.rows
+            queue.held.add(id(self))
+            queue.way.taken(here.now_ms(), len(queue.held), row.limit - row.remaining)
+            if row.remaining:
+                # There are more for those behind.
+                queue.due_ms = 0
         self._watch()
 
     def _freed(self) -> None:
-        """A place was given back: of those that wait one asks at once, except for one place of some."""
-        if not self and randrange(_ONE_FOR_OTHERS):
-            self._queue.wake()
+        """A place was given back, so the first who waits asks at once."""
+        if not self:
+            self._queue.held.discard(id(self))
+            self._queue.way.ended(self._asking.now_ms())
+            self._queue.due_ms = 0
+            self._queue.wake_first()
 
     async def _renew(self, request: Request) -> None:
         try:
@@ -132,11 +194,11 @@ class _Hold:
     def _watch(self) -> None:
         """Has the place renewed in time."""
 
-    def _begin(self) -> Request:
+    def _begin(self, share: Share) -> Request:
         if self._place and self._place.state != "over" and self._pid == os.getpid():
             raise RuntimeError("this place is held already: each block calls hold")
         self._pid, self._place = os.getpid(), Place(self._ttl_ms, self._asking.now_ms())
-        self._new = Request([self._share])
+        self._new = Request([share])
         return self._new
 
     def _tick(self) -> Request | None:
@@ -144,7 +206,8 @@ class _Hold:
         assert self._place
         says = self._place.tick(self._asking.now_ms())
         if "take" in says:
-            self._new = Request([self._renewed])
+            # By the largest limit there is, so that whoever has a place keeps it.
+            self._new = Request([self._by(MAX_COST)])
         self._tell_if_late(says)
         return self._new if "take" in says else None
 
@@ -190,6 +253,11 @@ class Hold(_Hold):
             self._asking.give_back(request)
             self._freed()
         self._tell()
+
+    def __del__(self) -> None:
+        # An exception between two lines of this class may have kept a place that no block holds.
+        if self._asking and self:
+            self.__exit__(None, None, None)
 
     def renew(self) -> bool:
         """Renews the place if a third of its time is over. Returns False if somebody else may have had it."""

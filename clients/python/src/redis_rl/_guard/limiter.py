@@ -26,6 +26,7 @@ from .._commands.wire import (
 from .._keys import Request, Rules, Share, verdict_of
 from .._lines.loop import running
 from .._lines.own import kinds_of, no_client
+from .bucket import BucketLine
 from .hold import AsyncHold, Hold
 from .loops import InLoops
 from .queue import TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
@@ -146,7 +147,9 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         wait is longer than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and
         ``at``, to give the units back.
 
-        Who is cancelled or interrupted takes nothing: its units go back as of their time, also those on their way.
+        A task that is cancelled takes nothing: its units go back as of their time, also those on their way. Of a bucket,
+        those of its event loop who stand behind it move up. A thread that is interrupted while it sleeps gives back too;
+        what it has asked for stays counted if the interruption comes before the reply.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
@@ -160,7 +163,8 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         here = self._asking.here()
         until_ms = here.now_ms() + timeout_ms
         try:
-            if not share.rules.is_ahead:
+            # Who has no time to wait, or waits in vain, does not stand in line.
+            if not share.rules.is_ahead and not share.is_hopeless:
                 while (left_ms := until_ms - here.now_ms()) > 0 and not me.is_first:
                     await me.sleep(left_ms / 1000)
             while True:
@@ -170,12 +174,17 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
                     if isinstance(outcome, Exception):
                         raise wire.explained(outcome, [share.rules.command, share.key])
                     verdict = verdict_of(outcome, share.cost)
-                    if wait := _wait(share, verdict, until_ms - here.now_ms()):
-                        await me.pause(wait)
+                    left_ms = until_ms - here.now_ms()
+                    if verdict.allowed and (wait := verdict.retry_after) and wait / MILLISECOND > left_ms:
+                        # Its turn comes too late.
+                        here.give_back(request)
+                        return verdict._replace(limited=True, taken=0, retry_after=wait - left_ms * MILLISECOND)
+                    if seconds := _wait(share, verdict, left_ms):
+                        await me.pause(seconds)
                 except BaseException:
                     here.give_back(request)
                     raise
-                if verdict.allowed or not wait:
+                if verdict.allowed or not seconds:
                     return _used(verdict)
         finally:
             me.leave()
@@ -282,6 +291,12 @@ class AsyncRateLimiter(
             raise
 
     async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
+        if share.rules.is_ahead:
+            here = self._asking.here()
+            line = queue_of(running(), self._asking, share.key, share.rules.quotas, share.cost, make=BucketLine)
+            # It lasts while a turn is kept.
+            here.recent.append(line)
+            return await line.acquire(here, share, timeout_ms, self._sleep)
         queue = queue_of(running(), self._asking, share.key)
         return await self._served(TaskWaiter(queue, self._sleep), share, timeout_ms)
 

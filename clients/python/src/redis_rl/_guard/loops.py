@@ -30,9 +30,8 @@ class InLoop(Asking):
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
-        # The commands that give turns back, until the end of this turn of the loop.
-        self._turns: list[Command] = []
         self._is_telling = False
+        self._writes: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -71,6 +70,16 @@ class InLoop(Asking):
         for reply, (key, words) in zip(replies, commands, strict=True):
             self.lines.send(key, words, partial(_set, reply))
         return [await reply for reply in replies]
+
+    def send(self, key: Key, words: Any, told: Callable[[Any], object]) -> None:
+        self.lines.send(key, words, told)
+        if not self._writes:
+            # The loop may end in the turn after the next.
+            self._writes = self._loop.call_soon(self._write, context=Context())
+
+    def _write(self) -> None:
+        self._writes = None
+        self.lines.write_now()
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
@@ -123,28 +132,10 @@ class InLoop(Asking):
             waiters, request.waiter = request.waiter or (), None
             for waiter in waiters:
                 _set(waiter, answer)
-        self._send(command for command in step.commands if not self._is_put_off(command))
+        self._send(step.commands)
         if self.keys.next_tick_ms is not None:
             self._set_timer(self.keys.next_tick_ms)
         return step.commands
-
-    def _is_put_off(self, command: Command) -> bool:
-        """Puts off what gives a turn back, since tasks are often cancelled together, in the order in which they asked.
-
-        A turn goes back only if nobody stands behind it. So the last one has to go first, or all but one are lost.
-        """
-        if not command.is_turn:
-            return False
-        if not self._turns:
-            self._loop.call_soon(self._give_turns_back, context=Context())
-        self._turns.append(command)
-        return True
-
-    def _give_turns_back(self) -> None:
-        turns, self._turns = self._turns, []
-        self._send(sorted(turns, key=lambda command: command.at or 0, reverse=True))
-        # The loop may end in the next turn.
-        self.lines.write_now()
 
     def _send(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -196,7 +187,6 @@ class InLoop(Asking):
 
     async def close(self, timeout: float) -> None:
         """Gives back all leases, and waits so many seconds at most. From then on nothing is leased."""
-        self._give_turns_back()
         self._tell(self.keys.close)
         await self._land(self._under_way, timeout)
         await self.lines.close_idle()

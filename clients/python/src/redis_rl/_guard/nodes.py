@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .._commands.wire import Clock, take, verdict
+from .._commands.wire import Clock, Key, take, verdict
 from .._keys import Keys, Outcome, Request, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
@@ -161,6 +162,8 @@ class Asking:
         """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
         self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
+        # The places that were asked for last, which else would be forgotten when nobody has one.
+        self.recent: deque[Any] = deque(maxlen=1000)
 
     async def peek(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns what each request would be told now, or the error. Nothing is counted.
@@ -181,6 +184,10 @@ class Asking:
         for request in requests:
             request.rows = [tuple(next(rows) for _ in share.rules.quotas) for share in request.shares]
         return [request.answer() for request in requests]
+
+    def send(self, key: Key, words: Any, told: Callable[[Any], object]) -> None:
+        """Sends a command that decides on no request, and tells its reply or error."""
+        raise NotImplementedError
 
     async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Sends commands, each with its key, in one write to each node. Returns the replies and errors."""

@@ -49,20 +49,22 @@ class Queue:
         return self._first is not None and self._first() is me
 
     def leave(self, me: Waiter) -> None:
-        """This one waits no more."""
-        if not self.has_first or self.is_first(me):
-            self._first = None
-            self.wake(is_first=True)
-
-    def wake(self, *, is_first: bool = False) -> None:
-        """Wakes the one that has slept longest, and makes it the first if there is none."""
+        """This one waits no more. If it was the first, the one that has slept longest is from now on."""
+        if self.has_first and not self.is_first(me):
+            return
+        self._first = None
         with suppress(IndexError):
             while True:
                 woken = self.asleep.popleft()
-                if is_first:
-                    self._first = ref(woken)
+                self._first = ref(woken)
                 if woken.wake():
                     return
+
+    def wake_first(self) -> None:
+        """Wakes the first if it is asleep."""
+        first = self._first and self._first()
+        if first:
+            first.wake()
 
 
 class Waiter:
@@ -85,11 +87,6 @@ class Waiter:
         self._queue.asleep.append(self)
         try:
             await self._asleep(seconds, self._sleep if self.is_first else None)
-        except BaseException:
-            if self not in self._queue.asleep:
-                # It was woken and does not ask any more.
-                self._queue.wake()
-            raise
         finally:
             with suppress(ValueError):
                 self._queue.asleep.remove(self)
@@ -149,7 +146,7 @@ class ThreadWaiter(Waiter):
 class TaskWaiter(Waiter):
     """A task of an event loop."""
 
-    _turn: asyncio.Future[None]
+    _turn: asyncio.Future[None] | None = None
 
     async def pause(self, seconds: float) -> None:
         await (self._sleep or asyncio.sleep)(seconds)
@@ -169,7 +166,7 @@ class TaskWaiter(Waiter):
             sleeping.result()
 
     def wake(self) -> bool:
-        if self._turn.done():
+        if self._turn is None or self._turn.done():
             return False
         self._turn.set_result(None)
         return True
@@ -188,9 +185,9 @@ def in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
 _queues: dict[Any, ref[Queue]] = {}
 
 
-def queue_of(where: Hashable, *name: Hashable) -> Queue:
-    """Returns the queue of this name, in a process by its number or in an event loop. It lasts while somebody waits."""
-    key, made = (where, *name), Queue()
+def queue_of(where: Hashable, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
+    """Returns the queue of this name, in a process by its number or in an event loop. It lasts while in use."""
+    key, made = (where, *name), make()
     # One instruction both looks and adds. The last one that waits takes the entry away with the queue.
     lost: Any = partial(_queues.pop, key)
     return _queues.setdefault(key, ref(made, lost))() or made

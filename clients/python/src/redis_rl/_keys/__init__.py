@@ -9,5 +9,23 @@ from .keys import Keys
 from .place import Place, Said
 from .request import Request
 from .shares import Outcome, Rules, Share, verdict_of, without
+from .turns import Says, Turn, Turns
+from .way import Way
 
-__all__ = ["Command", "Keys", "Outcome", "Place", "Request", "Rules", "Said", "Share", "Step", "verdict_of", "without"]
+__all__ = [
+    "Command",
+    "Keys",
+    "Outcome",
+    "Place",
+    "Request",
+    "Rules",
+    "Said",
+    "Says",
+    "Share",
+    "Step",
+    "Turn",
+    "Turns",
+    "Way",
+    "verdict_of",
+    "without",
+]

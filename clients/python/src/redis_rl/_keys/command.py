@@ -46,11 +46,6 @@ class Command:
         """Whether it corrects what is counted of its request."""
         return self.request is not None and (self.force or self.at is not None)
 
-    @property
-    def is_turn(self) -> bool:
-        """Whether it gives back units that are there only later."""
-        return self.at is not None and not self.awaits_reply and self.shares[0].rules.is_ahead
-
     def is_wanted(self) -> bool:
         """Whether to send it if it has not left: not if all requests that wait for it are cancelled."""
         if not self.request or not self.request.gives_back or self.settles:
