@@ -28,3 +28,4 @@ mod runtimes;
 mod server;
 mod service;
 mod take;
+mod waiting;
