@@ -311,7 +311,11 @@ async fn however_waiters_end_the_others_have_a_place_that_goes_back_at_once() {
         let since = Instant::now();
         drop(place);
         waiters.join_all().await;
-        assert!(since.elapsed() <= Duration::from_millis(60), "dropped after {polls} polls: {:?}", since.elapsed());
+        assert!(
+            since.elapsed() <= Duration::from_millis(60),
+            "dropped after {polls} polls: {:?}",
+            since.elapsed()
+        );
     }
 }
 
