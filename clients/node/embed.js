@@ -8,7 +8,4 @@ const code = brotliCompressSync(readFileSync("redis_rl.wasm")).toString("base64"
 writeFileSync("src/memory/code.ts", `export const CODE: string =\n  "${code}";\n`);
 
 const table = readFileSync("../errors.json", "utf8").trim();
-writeFileSync(
-  "src/lines/error-table.ts",
-  `import type { Known } from "./errors.js";\n\nexport const ERRORS: readonly Known[] = ${table};\n`,
-);
+writeFileSync("src/lines/error-table.ts", `export const ERRORS = ${table} as const;\n`);

@@ -11,14 +11,14 @@
 //! - [`limiter`]: the algorithms, and what a command does to its keys.
 //!
 //! Both `memory` and the server's module are built on the last four. They are public for the module and for tests only, and
-//! unstable: docs.rs, for users, does not show them.
+//! unstable: docs and editors do not show them.
 
-#[cfg_attr(docsrs, doc(hidden))]
+#[doc(hidden)]
 pub mod encoding;
-#[cfg_attr(docsrs, doc(hidden))]
+#[doc(hidden)]
 pub mod limiter;
 pub mod memory;
-#[cfg_attr(docsrs, doc(hidden))]
+#[doc(hidden)]
 pub mod reply;
-#[cfg_attr(docsrs, doc(hidden))]
+#[doc(hidden)]
 pub mod request;

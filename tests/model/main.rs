@@ -12,6 +12,7 @@
 //! - `forms`: short and large logs differ in memory only.
 //! - `steps_back`: a clock that steps back frees nothing early.
 //! - `turns`: nobody who waits is overtaken, and who leaves last leaves no trace.
+//! - `calendar`: the days of all months.
 //! - `memory`: the host in memory.
 //! - `arguments`: the parser accepts every valid form, and refuses the rest.
 //! - `corpus`: replays what the fuzzer has found. `fuzzed` are its targets, see `fuzz/src/lib.rs`.
@@ -19,6 +20,7 @@
 mod all;
 mod arguments;
 mod bytes;
+mod calendar;
 mod calls;
 mod corpus;
 mod forms;

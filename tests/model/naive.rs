@@ -253,13 +253,9 @@ pub fn start_of(window: i128, number: i128) -> i128 {
     }
 }
 
-/// The milliseconds of window `number`.
+/// The milliseconds of window `number`, from 1970 on.
 pub fn length_of(window: i128, number: i128) -> i128 {
-    match calendar(window) {
-        None => window,
-        Some(Calendar::Weeks(weeks)) => i128::from(weeks) * 7 * DAY_MS,
-        Some(Calendar::Months(_)) => start_of(window, number + 1) - start_of(window, number),
-    }
+    start_of(window, number + 1) - start_of(window, number)
 }
 
 impl Windows {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
-import { readFileSync, unwatchFile, writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import http from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import { test } from "node:test";
@@ -187,19 +187,24 @@ test("the recipe for answers", async () => {
   assert.deepEqual([status, body], [429, { error: "slow down" }]);
 });
 
-test("the recipe for limits that change: counts stay", async () => {
-  const file = "limits.json";
-  writeFileSync(file, '{ "quotas": "3/m" }');
-  const { guard } = await imported<Guarded>("watchFile", "export { guard };");
-  open.push(() => unwatchFile(file));
-  const take = (cost: number) => guard.take({ ...asked } as Request, undefined, cost);
-  assert.match((await take(1)).fields.RateLimit ?? "", /^"requests-1m";r=2;/);
-  await waitFor("the new limit", async () => {
-    // Again and again: a change before the first look of `watchFile` is none.
-    writeFileSync(file, '{ "quotas": "1/m" }');
-    return /q=1;/.test((await take(0)).fields["RateLimit-Policy"] ?? "");
-  });
-  assert.equal((await take(1)).allowed, false);
+test("the recipe for limits that change: counts stay, and so do limits that cannot be read", async () => {
+  const { guard } = await imported<Guarded>("limits stay as they are", "export { guard };");
+  const take = async (cost: number) => (await guard.take({ ...asked } as Request, undefined, cost)).fields;
+  const isTold = (quota: string) => async () =>
+    (await take(0))["RateLimit-Policy"] === `"free-1h";${quota};w=3600`;
+  await take(1);
+  assert.ok(await isTold("q=60")());
+  await command(server, "HSET", "limits", "free", "120/h");
+  await waitFor("the new limit", isTold("q=120"));
+  assert.match((await take(0)).RateLimit ?? "", /r=119;/);
+  await command(server, "HSET", "limits", "free", "many", "paid", "20/s");
+  const reads = async () =>
+    /cmdstat_hgetall:calls=(\d+)/.exec(String(await command(server, "INFO", "commandstats")))?.[1];
+  const before = Number(await reads());
+  await waitFor("two readings", async () => Number(await reads()) > before + 1);
+  assert.ok(await isTold("q=120")());
+  await command(server, "DEL", "limits");
+  await waitFor("the program's own", isTold("q=60"));
 });
 
 test("the recipe for Prometheus counts refusals by policy, dry runs too", async () => {

@@ -3,7 +3,7 @@
 //! Pure: no clock, no server, no unsafe code. From the bottom up:
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
-//! - `calendar`: weeks and months, of which a quota may be too.
+//! - `calendar`: when weeks and months begin.
 //! - `algorithm`: the algorithms, and what RL.INFO shows of a limiter.
 //! - `lifetime`: what a request changed, and when the key must expire.
 //! - `decision`: decides about one key, by the same steps for every algorithm.
@@ -32,13 +32,12 @@ pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
-pub use calendar::Calendar;
 pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
 pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
 pub use quota::{
-    Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
+    Calendar, Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
     leading_integer,
 };
 pub use state::Limiter;

@@ -5,8 +5,6 @@ use std::ops::Add;
 
 use arrayvec::ArrayVec;
 
-use super::calendar::Calendar;
-
 /// The largest limit, cost and time: 2^53 - 1, which every client language represents exactly.
 pub const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
 
@@ -149,13 +147,13 @@ impl WindowMs {
         NonZeroU64::new(ms).map(WindowMs).filter(|window| *window <= WindowMs::MAX)
     }
 
-    /// A window of the calendar; `None` if it has too many weeks or months, or none.
+    /// A window of the calendar: 1 to 521 weeks, which last no longer than other windows, or 1 to 120 months; `None` for others.
     pub fn of_calendar(calendar: Calendar) -> Option<WindowMs> {
-        let number = match calendar {
-            Calendar::Weeks(weeks) => WEEKS + weeks,
-            Calendar::Months(months) => MONTHS + months,
+        let (number, is_valid) = match calendar {
+            Calendar::Weeks(weeks) => (WEEKS + weeks, (1..=521).contains(&weeks)),
+            Calendar::Months(months) => (MONTHS + months, (1..=120).contains(&months)),
         };
-        NonZeroU64::new(number).map(WindowMs).filter(|_| calendar.is_valid())
+        NonZeroU64::new(number).map(WindowMs).filter(|_| is_valid)
     }
 
     /// The window of this number: a length, or one of the calendar.
@@ -183,7 +181,7 @@ impl WindowMs {
     pub fn length(self) -> Option<WindowMs> {
         match self.calendar() {
             None => Some(self),
-            Some(Calendar::Weeks(weeks)) => WindowMs::new(weeks * 7 * 24 * 60 * 60 * 1000),
+            Some(Calendar::Weeks(weeks)) => WindowMs::new(weeks * 7 * 86_400_000),
             Some(Calendar::Months(_)) => None,
         }
     }
@@ -199,6 +197,15 @@ const WEEKS: u64 = 1 << 40;
 const MONTHS: u64 = 1 << 41;
 
 const _: () = assert!(WindowMs::MAX.get() < WEEKS);
+
+/// The length of a window of the calendar. All begin at 00:00 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calendar {
+    /// So many weeks, counted from Monday, 29 December 1969.
+    Weeks(u64),
+    /// So many months, counted from January 1970.
+    Months(u64),
+}
 
 /// What one tier allows: `limit` units in each `window`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

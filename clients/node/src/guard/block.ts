@@ -8,14 +8,14 @@ import type { Driver } from "./driver.js";
 import type { PolicyShare } from "./policy.js";
 
 /** Shares that were asked for together. */
-interface Visit {
+interface Part {
   readonly driver: Driver;
   readonly shares: readonly PolicyShare[];
   readonly asked: Request;
 }
 
 /** Blocks whom policies refuse by their own quotas, and changes the answer to what follows. */
-export async function block({ driver, shares, asked }: Visit, answer: Answer): Promise<void> {
+export async function block({ driver, shares, asked }: Part, answer: Answer): Promise<void> {
   for (const [i, noted] of asked.noted.entries())
     noted.rows &&= await blocked(shares[i] as PolicyShare, noted.rows, driver);
   answer.retryAfterMs = refusalOf(asked.noted.flatMap(({ rows = [] }) => rows));

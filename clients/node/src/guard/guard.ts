@@ -96,7 +96,7 @@ export interface GuardHold extends Hold, Decision {}
 export type GuardHoldOptions = Omit<HoldOptions, "clock">;
 
 /** What is asked for together: the policies of a step, or one with `dryRun`. */
-interface Visit {
+interface Part {
   driver: Driver;
   readonly shares: readonly PolicyShare[];
   asked: Asked;
@@ -112,11 +112,11 @@ interface Met {
 }
 
 /** What a request has met so far, the outermost first. */
-interface Passage {
+interface Visit {
   readonly response: unknown;
   readonly met: Met[];
-  /** What was taken and has not gone back, the oldest first; of a handler's, the last `SETTLED_VISITS`. */
-  visits: Visit[];
+  /** What was taken and has not gone back, the oldest first; of a handler's, the last `SETTLED_PARTS`. */
+  parts: Part[];
   readonly sets: PolicySet<never>[];
   /** The limits whose middleware it has passed. */
   readonly limits: object[];
@@ -134,13 +134,13 @@ const MEANWHILE = {
 };
 
 /** Of so many takes a handler can settle what was used. A socket may take for days: all would fill the memory. */
-const SETTLED_VISITS = 100;
+const SETTLED_PARTS = 100;
 
-/** The property of a request that holds its passage. */
-const PASSAGE = Symbol("passage");
+/** The property of a request that holds its visit. */
+const VISIT = Symbol("visit");
 
-interface Passing {
-  [PASSAGE]?: Passage | undefined;
+interface Visiting {
+  [VISIT]?: Visit | undefined;
 }
 
 /**
@@ -222,9 +222,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
    */
   async take(request: R, policies?: Policies<R>, cost?: Costs): Promise<Decision> {
     const [set, shares] = await this.#sharesOf(request, policies, "take", cost);
-    const passage = this.#passageOf(request);
-    const told = await this.#decide(request, passage, set, shares, false);
-    return told ?? (shares.length === 0 ? PASSES : decisionOf(passage.met));
+    const visit = this.#visitOf(request);
+    const told = await this.#decide(request, visit, set, shares, false);
+    return told ?? (shares.length === 0 ? PASSES : decisionOf(visit.met));
   }
 
   /**
@@ -277,32 +277,32 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   async #hold(request: R, name: string, limit: number, options: GuardHoldOptions = {}): Promise<GuardHold> {
     const { prefix = "", clock, fail } = this.#options;
     checkedOptions("hold", OPTIONS.guardHold, options);
-    const passage = this.#passageOf(request);
+    const visit = this.#visitOf(request);
     const who = keyText(await this.#setting.whoOf(request));
     const wanted = wantedOf(`${checkedName(name)}:${who}`, limit, { ...options, clock }, prefix);
     const { key } = wanted;
-    for (const { share } of passage.met)
+    for (const { share } of visit.met)
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
-    const isGone = () => this.isGone(request, passage.response as S | undefined);
-    if (isGone()) return placed(this.#closed(passage, []));
+    const isGone = () => this.isGone(request, visit.response as S | undefined);
+    if (isGone()) return placed(this.#closed(visit, []));
     let place: Hold | undefined;
     try {
       if (who !== undefined) place = await takePlace(this.#places, wanted, options);
     } catch (error) {
       if (isMistake(error) || options.signal?.aborted === true) throw error;
       this.#failed(error as Error, [name]);
-      if (fail === "closed") return placed(this.#closed(passage, []));
+      if (fail === "closed") return placed(this.#closed(visit, []));
       if (this.#localPlaces !== undefined) place = await takePlace(this.#localPlaces, wanted, options);
     }
     // Its handler would wait in vain for the client to leave, and hold the place without end.
     if (isGone()) {
       await place?.release();
-      return placed(this.#closed(passage, []));
+      return placed(this.#closed(visit, []));
     }
-    if (place === undefined || place.held) return placed(decisionOf(passage.met), place);
-    giveBack(passage, []);
-    const { policies, ...standing } = decisionOf(passage.met);
-    const fields = fieldsOf(passage.met, true);
+    if (place === undefined || place.held) return placed(decisionOf(visit.met), place);
+    giveBack(visit, []);
+    const { policies, ...standing } = decisionOf(visit.met);
+    const fields = fieldsOf(visit.met, true);
     const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
     const decision = {
       ...standing,
@@ -311,7 +311,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       limited: true,
       policies: { ...policies, [name]: figures },
     };
-    return placed(await this.#refused(request, passage, decision));
+    return placed(await this.#refused(request, visit, decision));
   }
 
   /**
@@ -324,9 +324,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
-    const passage = (checkedRequest(request) as Passing)[PASSAGE];
-    if (passage === undefined) throw new Error("this request has passed no limit");
-    const settling = Array.from(settlements(used, passage), async ([{ driver, asked, shares }, units]) => {
+    const visit = (checkedRequest(request) as Visiting)[VISIT];
+    if (visit === undefined) throw new Error("this request has passed no limit");
+    const settling = Array.from(settlements(used, visit), async ([{ driver, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
       try {
         await driver.settle(asked, units);
@@ -336,10 +336,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
         this.#failed(error as Error, namesOf(shares));
       }
       for (const [index, { rows }] of asked.noted.entries())
-        if (rows !== before[index]) metOf(passage, shares[index] as PolicyShare).rows = rows;
+        if (rows !== before[index]) metOf(visit, shares[index] as PolicyShare).rows = rows;
     });
     await Promise.all(settling);
-    this.#tellStanding(passage);
+    this.#tellStanding(visit);
   }
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
@@ -349,15 +349,15 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** What is left of the policies that a request has met, as header fields. @internal */
   protected standing(request: R): Fields {
-    return fieldsOf((request as Passing)[PASSAGE]?.met ?? []);
+    return fieldsOf((request as Visiting)[VISIT]?.met ?? []);
   }
 
   /** Whether the latest decision on a request does not allow it. @internal */
   protected isRefused(request: R): boolean {
-    return (request as Passing)[PASSAGE]?.isRefused === true;
+    return (request as Visiting)[VISIT]?.isRefused === true;
   }
 
-  #tellStanding({ response, met }: Passage): void {
+  #tellStanding({ response, met }: Visit): void {
     if (response !== undefined) this.tell(response as S, fieldsOf(met));
   }
 
@@ -372,24 +372,24 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     response: S | undefined,
     set: PolicySet<R>,
   ): Promise<Decision | undefined> {
-    const passage = this.#passageOf(request, response);
+    const visit = this.#visitOf(request, response);
     const asked = set.shares(request);
     const shares = isPromise(asked) ? await asked : asked;
-    if (shares.length > 0 && passage.limits.includes(set))
+    if (shares.length > 0 && visit.limits.includes(set))
       throw mistakeOf(
         "one middleware limits this request twice: register it once, or make another by guard.limit",
       );
-    passage.limits.push(set);
-    const told = await this.#decide(request, passage, set, shares, true);
+    visit.limits.push(set);
+    const told = await this.#decide(request, visit, set, shares, true);
     return told?.allowed === false ? told : undefined;
   }
 
-  #passageOf(request: R, response?: S): Passage {
+  #visitOf(request: R, response?: S): Visit {
     checkedRequest(request);
-    return ((request as Passing)[PASSAGE] ??= {
+    return ((request as Visiting)[VISIT] ??= {
       response: response ?? this.responseOf?.(request),
       met: [],
-      visits: [],
+      parts: [],
       sets: [],
       limits: [],
       isUsed: false,
@@ -415,86 +415,86 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** Decides, and tells the header fields. Resolves to the decision if a policy refuses, or the request may not go on. */
   async #decide(
     request: R,
-    passage: Passage,
+    visit: Visit,
     set: PolicySet<R>,
     shares: readonly PolicyShare[],
     isBefore: boolean,
   ): Promise<Decision | undefined> {
     const known = set as unknown as PolicySet<never>;
-    if (!passage.sets.includes(known)) passage.sets.push(known);
+    if (!visit.sets.includes(known)) visit.sets.push(known);
     if (shares.length === 0) return undefined;
-    const told = passage.response as S | undefined;
-    if (this.isGone(request, told)) return this.#closed(passage, []);
-    const visits = this.#visit(passage, shares);
-    let all = await decide(visits);
+    const told = visit.response as S | undefined;
+    if (this.isGone(request, told)) return this.#closed(visit, []);
+    const parts = this.#partsOf(visit, shares);
+    let all = await decide(parts);
     if (this.#local !== undefined) {
       const error = all.find(isError);
-      if (error !== undefined) all = await this.#decideLocally(this.#local, visits, error);
+      if (error !== undefined) all = await this.#decideLocally(this.#local, parts, error);
     }
-    for (let i = 0; i < visits.length; i++) {
-      const [visit, answer] = [visits[i] as Visit, all[i] as Answer | Error];
-      if (!isError(answer) && answer.limited) await block(visit, answer);
-      note(passage, visit);
+    for (let i = 0; i < parts.length; i++) {
+      const [part, answer] = [parts[i] as Part, all[i] as Answer | Error];
+      if (!isError(answer) && answer.limited) await block(part, answer);
+      note(visit, part);
     }
-    if (this.isGone(request, told)) return this.#closed(passage, visits);
+    if (this.isGone(request, told)) return this.#closed(visit, parts);
     const decided = all[0] as Answer | Error;
     let isTold = false;
     for (let i = 0; i < all.length; i++) {
       const each = all[i] as Answer | Error;
-      if (isError(each)) this.#failed(each, namesOf(visits[i]?.shares ?? []));
+      if (isError(each)) this.#failed(each, namesOf(parts[i]?.shares ?? []));
       else isTold ||= each.limited;
     }
-    if (isError(decided) && this.#options.fail === "closed") return this.#closed(passage, visits);
+    if (isError(decided) && this.#options.fail === "closed") return this.#closed(visit, parts);
     if (!isTold) {
-      this.#passes(passage, isBefore);
+      this.#passes(visit, isBefore);
       return undefined;
     }
     const isLimited = !isError(decided) && decided.limited;
-    if (isLimited) giveBack(passage, visits);
-    const decision = decisionOf(passage.met, isLimited ? decided : PASSES);
-    for (const { shares } of visits) for (const share of shares) forgetRefusal(metOf(passage, share));
-    if (isLimited) return this.#refused(request, passage, decision);
-    this.#passes(passage, isBefore);
+    if (isLimited) giveBack(visit, parts);
+    const decision = decisionOf(visit.met, isLimited ? decided : PASSES);
+    for (const { shares } of parts) for (const share of shares) forgetRefusal(metOf(visit, share));
+    if (isLimited) return this.#refused(request, visit, decision);
+    this.#passes(visit, isBefore);
     await this.#options.onLimited?.(request, decision);
     return decision;
   }
 
-  #passes(passage: Passage, isBefore: boolean): void {
-    passage.isRefused = false;
-    passage.isUsed ||= !isBefore;
-    if (passage.isUsed) forgetOld(passage);
-    this.#tellStanding(passage);
+  #passes(visit: Visit, isBefore: boolean): void {
+    visit.isRefused = false;
+    visit.isUsed ||= !isBefore;
+    if (visit.isUsed) forgetOld(visit);
+    this.#tellStanding(visit);
   }
 
   /** Prepares to ask for shares: all together, except that each policy with `dryRun` is asked for by itself. */
-  #visit(passage: Passage, shares: readonly PolicyShare[]): Visit[] {
-    for (const share of shares) meet(passage, share);
-    const parts = [shares.filter(({ policy }) => !policy.dryRun)];
-    for (const share of shares) if (share.policy.dryRun) parts.push([share]);
-    return parts.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
+  #partsOf(visit: Visit, shares: readonly PolicyShare[]): Part[] {
+    for (const share of shares) meet(visit, share);
+    const asked = [shares.filter(({ policy }) => !policy.dryRun)];
+    for (const share of shares) if (share.policy.dryRun) asked.push([share]);
+    return asked.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
   }
 
   /** Decides in this process what Redis could not decide. */
-  #decideLocally(driver: Driver, visits: readonly Visit[], error: Error): Promise<(Answer | Error)[]> {
-    this.#failed(error, namesOf(visits.flatMap(({ shares }) => shares)));
-    for (const { driver, asked } of visits) void driver.giveBack(asked);
-    for (const visit of visits) Object.assign(visit, { driver, asked: new Asked(visit.shares) });
-    return decide(visits);
+  #decideLocally(driver: Driver, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
+    this.#failed(error, namesOf(parts.flatMap(({ shares }) => shares)));
+    for (const { driver, asked } of parts) void driver.giveBack(asked);
+    for (const part of parts) Object.assign(part, { driver, asked: new Asked(part.shares) });
+    return decide(parts);
   }
 
-  async #refused(request: R, passage: Passage, decision: Decision): Promise<Decision> {
-    passage.isRefused = true;
+  async #refused(request: R, visit: Visit, decision: Decision): Promise<Decision> {
+    visit.isRefused = true;
     // A handler may respond otherwise, as to a batch of which one item was refused: its answer has these then.
-    this.#tellStanding(passage);
+    this.#tellStanding(visit);
     const reply = await this.#options.onLimited?.(request, decision);
     return reply ? answered(decision, reply) : decision;
   }
 
   /** The answer to a request that does not pass undecided, or to a client that is gone. */
-  #closed(passage: Passage, own: readonly Visit[]): Decision {
-    giveBack(passage, own);
-    passage.isRefused = true;
-    return answered({ ...PASSES, fields: fieldsOf(passage.met, true) }, AWAY);
+  #closed(visit: Visit, own: readonly Part[]): Decision {
+    giveBack(visit, own);
+    visit.isRefused = true;
+    return answered({ ...PASSES, fields: fieldsOf(visit.met, true) }, AWAY);
   }
 
   /** The log has said that Redis is away, so the console is not told again for each request. */
@@ -521,14 +521,14 @@ function namesOf(shares: readonly PolicyShare[]): string[] {
 }
 
 /**
- * Asks for all visits at once, and resolves to the decision on each, or the reason why there is none. A mistake of the
+ * Asks for all parts at once, and resolves to the decision on each, or the reason why there is none. A mistake of the
  * program, such as a clock that throws, rejects instead: it must not be taken for an outage.
  */
-function decide(visits: readonly Visit[]): Promise<(Answer | Error)[]> {
+function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
   return new Promise((resolve, reject) => {
     const all: (Answer | Error)[] = [];
-    let missing = visits.length;
-    visits.forEach(({ driver, asked }, i) => {
+    let missing = parts.length;
+    parts.forEach(({ driver, asked }, i) => {
       driver.ask(asked, (answer) => {
         all[i] = answer;
         if (--missing > 0) return;
@@ -537,7 +537,7 @@ function decide(visits: readonly Visit[]): Promise<(Answer | Error)[]> {
           resolve(all);
           return;
         }
-        for (const { driver, asked } of visits) void driver.giveBack(asked);
+        for (const { driver, asked } of parts) void driver.giveBack(asked);
         reject(mistake);
       });
     });
@@ -560,7 +560,7 @@ function answered(decision: Decision, { status, fields, body }: Reply): Decision
  * Notes that a request meets a policy, perhaps again. Throws if another policy has its name, or its stored key: the
  * request would be counted twice there.
  */
-function meet({ met }: Passage, share: PolicyShare): void {
+function meet({ met }: Visit, share: PolicyShare): void {
   const { policy, key, rules } = share;
   const { name, dryRun } = policy;
   const before = met.find(({ share }) => share.policy.name === name)?.share;
@@ -579,20 +579,20 @@ function oneKey(both: string, key: string): TypeError {
   return mistakeOf(`${both} both count this request in the key ${key}: rename one`);
 }
 
-function metOf({ met }: Passage, { policy: { name } }: PolicyShare): Met {
+function metOf({ met }: Visit, { policy: { name } }: PolicyShare): Met {
   return met.find(({ share }) => share.policy.name === name) as Met;
 }
 
 /** Notes what was decided, or that it could not be. */
-function note(passage: Passage, visit: Visit): void {
-  if (!visit.asked.givesBack) passage.visits.push(visit);
-  for (const [i, share] of visit.shares.entries()) metOf(passage, share).rows = visit.asked.standing(i);
+function note(visit: Visit, part: Part): void {
+  if (!part.asked.givesBack) visit.parts.push(part);
+  for (const [i, share] of part.shares.entries()) metOf(visit, share).rows = part.asked.standing(i);
 }
 
-/** Forgets the oldest visits, whose units stay counted. */
-function forgetOld(passage: Passage): void {
-  for (const { asked, shares } of passage.visits.splice(0, passage.visits.length - SETTLED_VISITS))
-    for (const [i, share] of shares.entries()) metOf(passage, share).old += asked.noted[i]?.units ?? 0;
+/** Forgets the oldest parts, whose units stay counted. */
+function forgetOld(visit: Visit): void {
+  for (const { asked, shares } of visit.parts.splice(0, visit.parts.length - SETTLED_PARTS))
+    for (const [i, share] of shares.entries()) metOf(visit, share).old += asked.noted[i]?.units ?? 0;
 }
 
 /** What a policy says after its refusal was told: later decisions are not its own. */
@@ -607,7 +607,7 @@ function whoIn(request: object): string | undefined {
   let found: string | undefined;
   for (const {
     share: { who },
-  } of (request as Passing)[PASSAGE]?.met ?? []) {
+  } of (request as Visiting)[VISIT]?.met ?? []) {
     if (found !== undefined && who !== undefined && who !== found)
       throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
     found ??= who;
@@ -615,27 +615,27 @@ function whoIn(request: object): string | undefined {
   return found;
 }
 
-/** The units used by name, sorted by visit and by position of the share. Throws for a name that no policy has. */
+/** The units used by name, sorted by part and by position of the share. Throws for a name that no policy has. */
 function settlements(
   used: Readonly<Record<string, number>>,
-  { met, visits, sets }: Passage,
-): Map<Visit, Map<number, number>> {
-  const settled = new Map<Visit, Map<number, number>>();
+  { met, parts, sets }: Visit,
+): Map<Part, Map<number, number>> {
+  const settled = new Map<Part, Map<number, number>>();
   for (const [name, cost] of Object.entries(used)) {
     units(cost);
     const known = met.find(({ share }) => share.policy.name === name);
     if (known === undefined && sets.every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
       throw new Error(`no policy has the name ${name}`);
-    const taken = visits.flatMap((visit) => {
-      const index = visit.shares.findIndex(({ policy }) => policy.name === name);
-      return index < 0 ? [] : [[visit, index] as const];
+    const taken = parts.flatMap((part) => {
+      const index = part.shares.findIndex(({ policy }) => policy.name === name);
+      return index < 0 ? [] : [[part, index] as const];
     });
     // The oldest are filled first. The newest has the rest, also if that is more than it took.
     let left = Math.max(0, cost - (known?.old ?? 0));
-    for (const [i, [visit, index]] of taken.entries()) {
-      const part = i < taken.length - 1 ? Math.min(left, (visit.shares[index] as PolicyShare).cost) : left;
-      left -= part;
-      settled.set(visit, (settled.get(visit) ?? new Map<number, number>()).set(index, part));
+    for (const [i, [part, index]] of taken.entries()) {
+      const used = i < taken.length - 1 ? Math.min(left, (part.shares[index] as PolicyShare).cost) : left;
+      left -= used;
+      settled.set(part, (settled.get(part) ?? new Map<number, number>()).set(index, used));
     }
   }
   return settled;
@@ -691,18 +691,18 @@ function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
 }
 
 /** Gives back what a request took that does not pass: all, or its own alone if a handler was granted units before. */
-function giveBack(passage: Passage, own: readonly Visit[]): void {
-  const back = passage.isUsed ? own : passage.visits;
+function giveBack(visit: Visit, own: readonly Part[]): void {
+  const back = visit.isUsed ? own : visit.parts;
   for (const { driver, asked, shares } of back) {
     const before = asked.noted.map(({ returned }) => returned);
     void driver.giveBack(asked);
     for (const [i, { returned }] of asked.noted.entries()) {
-      const met = metOf(passage, shares[i] as PolicyShare);
+      const met = metOf(visit, shares[i] as PolicyShare);
       const units = returned - (before[i] as number);
       met.rows = met.rows?.map((row) => ({ ...row, remaining: row.remaining + units }));
     }
   }
-  passage.visits = passage.visits.filter(({ asked }) => !asked.givesBack);
+  visit.parts = visit.parts.filter(({ asked }) => !asked.givesBack);
 }
 
 /** The decision on a request that asked for a place, and the place. */

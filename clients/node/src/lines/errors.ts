@@ -29,7 +29,7 @@ export function isRedirection({ message }: Error): boolean {
 /** The entry for an error reply; undefined if it concerns only the request, or is no reply of the server. */
 export function knownError({ message }: Error): Known | undefined {
   // The first that matches counts.
-  const known = ERRORS.find(({ starts }) => message.startsWith(starts));
+  const known = (ERRORS as readonly Known[]).find(({ starts }) => message.startsWith(starts));
   return known?.means === "ok" ? undefined : known;
 }
 

@@ -29,9 +29,6 @@ pub trait Numbering: Copy {
 
     /// The first millisecond of window `number`.
     fn start(self, window: WindowMs, number: u64) -> UnixMs;
-
-    /// The length of window `number` in milliseconds.
-    fn length_ms(self, window: WindowMs, number: u64) -> u64;
 }
 
 impl Numbering for Method {
@@ -53,11 +50,6 @@ impl Numbering for Method {
             ByCalendar.start(window, number)
         }
     }
-
-    #[inline(always)]
-    fn length_ms(self, window: WindowMs, number: u64) -> u64 {
-        if CALENDAR_APART { window.get() } else { ByCalendar.length_ms(window, number) }
-    }
 }
 
 /// The windows of an RL.FIXED key, of which some are of the calendar.
@@ -76,10 +68,6 @@ impl Numbering for ByCalendar {
     fn start(self, window: WindowMs, number: u64) -> UnixMs {
         let by_length = || UnixMs::start_of_window(number, window);
         window.calendar().map_or_else(by_length, |calendar| calendar.start(number))
-    }
-
-    fn length_ms(self, window: WindowMs, number: u64) -> u64 {
-        window.calendar().map_or(window.get(), |calendar| calendar.length_ms(number))
     }
 }
 
@@ -113,8 +101,9 @@ impl Counter {
         by.start(self.window, self.number + 1)
     }
 
+    /// The length of the current window in milliseconds. The first weeks begin with 1970.
     pub fn length_ms(&self, by: impl Numbering) -> u64 {
-        by.length_ms(self.window, self.number)
+        self.end(by).since(self.start(by))
     }
 
     pub fn is_zero(&self) -> bool {

@@ -88,7 +88,10 @@ fn command(random: &mut Rng, name: &dyn Fn(u64) -> String, now: u64) -> String {
             let peeks = what < 30;
             let verb = if peeks { "PEEK" } else { algorithm(random, &key) };
             let tiers = 1 + random.u8(..10).saturating_sub(6);
-            let quotas: String = (0..tiers).map(|_| quota(random)).collect();
+            let mut quotas: String = (0..tiers).map(|_| quota(random)).collect();
+            if verb == "FIXED" && random.u8(..4) == 0 {
+                quotas += " 100 1mo";
+            }
             let options = match random.u8(..10) {
                 0 => format!(" COST {}", random.i64(-50..50)),
                 1 if !peeks => " PARTIAL COST 5".to_owned(),
