@@ -9,14 +9,15 @@ use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisResult, ToSingl
 #[cfg(feature = "tokio-comp")]
 use {
     super::clock::{NO_TIMERS, has_timers},
+    crate::locked,
     redis::{RedisError, aio},
-    std::cmp::Reverse,
-    std::future::poll_fn,
-    std::pin::{Pin, pin},
-    std::sync::{Mutex, MutexGuard},
-    std::task::{Context, Poll, Waker},
+    std::collections::BTreeMap,
+    std::pin::Pin,
+    std::sync::Mutex,
+    std::sync::atomic::{AtomicU64, Ordering::SeqCst},
+    std::task::{Context, Waker},
     std::time::SystemTime,
-    tokio::runtime::{Handle, RuntimeFlavor},
+    tokio::runtime::Handle,
     tokio::sync::oneshot,
 };
 
@@ -26,7 +27,7 @@ use super::cmd;
 use super::quota::{MAX_WINDOW, Quota};
 use super::reply::{Verdict, Verdicts};
 use super::request::{All, Take, write_at};
-use super::turn::Turn;
+use super::turn::{Name, Turn};
 
 /// How many units to wait for, and how long. A number converts into a cost without a timeout.
 ///
@@ -91,6 +92,8 @@ pub(crate) struct Asked {
     acquire: Acquire,
     /// Whether it takes units that are there only after a wait.
     is_ahead: bool,
+    /// Whether no wait helps.
+    is_hopeless: bool,
     take: Cmd,
     give_back: Cmd,
     /// Key, algorithm and quotas.
@@ -124,10 +127,12 @@ impl Asked {
             1 => cmd::by(algorithm, &key, quotas, Take::cost(1).partial()),
             _ => cmd::all(&All::new().key(&key, algorithm, quotas, cost)),
         };
-        let give_back = cmd::by(algorithm, &key, quotas, cost.saturating_neg());
+        let back = Take::cost(cost.saturating_neg());
+        let give_back = cmd::by(algorithm, &key, quotas, if is_ahead { back.partial() } else { back });
         let name = cmd::by(algorithm, &key, quotas, 1).get_packed_command();
         let time = Time::of(acquire.clock.clone());
-        Asked { is_ahead, take, give_back, name, began: time.now(), time, acquire }
+        let is_hopeless = quotas.iter().any(|quota| cost.unsigned_abs() > quota.limit);
+        Asked { is_ahead, is_hopeless, take, give_back, name, began: time.now(), time, acquire }
     }
 
     fn command(&self) -> Cmd {
@@ -136,9 +141,14 @@ impl Asked {
         command
     }
 
-    /// The place behind those who wait already. Who takes units ahead needs none: the server keeps the order.
+    /// The place behind those who wait already. Who takes units ahead needs none, since the server keeps the order; nor who waits
+    /// in vain.
     fn behind_others(&self, database: i64) -> Option<Turn> {
-        if self.is_ahead { None } else { Turn::behind_others(&(database, self.name.clone())) }
+        if self.is_ahead || self.is_hopeless {
+            None
+        } else {
+            Turn::behind_others(&(database, self.name.clone()))
+        }
     }
 
     /// What is left of the timeout.
@@ -253,12 +263,12 @@ impl Asked {
     where
         C: aio::ConnectionLike + Clone + Send + 'static,
     {
-        let runtime = Handle::try_current().ok();
+        let (runtime, database) = (Handle::try_current().ok(), connection.get_db());
         let asking = async move {
             let reply = self.command().query_async(&mut connection).await?;
             let verdict = self.read(reply)?;
             let runtime = Handle::try_current().ok();
-            let turn = verdict.at.filter(|_| self.is_ahead);
+            let turn = verdict.at.filter(|_| self.is_ahead).map(|at| ((database, self.name.clone()), at));
             let units = Units { back: self.back(&verdict), turn, connection, runtime };
             Ok((verdict, units))
         };
@@ -285,8 +295,8 @@ impl Asked {
 #[cfg(feature = "tokio-comp")]
 struct Units<C: aio::ConnectionLike + Clone + Send + 'static> {
     back: Option<Cmd>,
-    /// When they are there, if they are somebody's turn.
-    turn: Option<SystemTime>,
+    /// The key and quotas, and when they are there, if they are somebody's turn.
+    turn: Option<(Name, SystemTime)>,
     connection: C,
     runtime: Option<Handle>,
 }
@@ -295,53 +305,81 @@ struct Units<C: aio::ConnectionLike + Clone + Send + 'static> {
 impl<C: aio::ConnectionLike + Clone + Send + 'static> Drop for Units<C> {
     fn drop(&mut self) {
         let Some(back) = self.back.take() else { return };
-        let mut connection = self.connection.clone();
-        let giving_back = async move {
-            let _: RedisResult<Value> = back.query_async(&mut connection).await;
+        let connection = self.connection.clone();
+        let give_back = move || -> GivingBack {
+            let (back, mut connection) = (back.clone(), connection.clone());
+            Box::pin(async move {
+                let verdict: RedisResult<Verdict> = back.query_async(&mut connection).await;
+                verdict.map_or(true, |verdict| verdict.taken < Some(0))
+            })
         };
-        match (&self.runtime, self.turn) {
-            (Some(runtime), Some(at)) => {
-                turns().push((at, runtime.clone(), Box::pin(giving_back)));
-                drop(runtime.spawn(give_turns_back()));
+        match (self.runtime.take(), self.turn.take()) {
+            (Some(runtime), Some((name, at))) => {
+                let turn = Freed { give_back: Box::new(give_back), runtime: runtime.clone() };
+                let number = FREED_EVER.fetch_add(1, SeqCst);
+                locked(&FREED).entry(name.clone()).or_default().insert((at, number), turn);
+                drop(runtime.spawn(give_turns_back(name)));
             }
-            (Some(runtime), None) => drop(runtime.spawn(giving_back)),
+            (Some(runtime), None) => drop(runtime.spawn(give_back())),
             // A limiter in this process has it by then.
-            (None, _) => drop(pin!(giving_back).poll(&mut Context::from_waker(Waker::noop()))),
+            (None, _) => drop(give_back().as_mut().poll(&mut Context::from_waker(Waker::noop()))),
         }
     }
 }
 
-/// Futures that several threads drop within this time are dropped together.
+/// Tells whether the units went back. If no reply came, they did.
 #[cfg(feature = "tokio-comp")]
-const TOGETHER: Duration = Duration::from_millis(10);
+type GivingBack = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-/// What gives a turn back, with its time and its own runtime.
+/// A turn that nobody waits for.
 #[cfg(feature = "tokio-comp")]
-type GivingBack = (SystemTime, Handle, Pin<Box<dyn Future<Output = ()> + Send>>);
-
-/// The turns that go back, until a task sends what gives them back.
-#[cfg(feature = "tokio-comp")]
-fn turns() -> MutexGuard<'static, Vec<GivingBack>> {
-    static TURNS: Mutex<Vec<GivingBack>> = Mutex::new(Vec::new());
-    crate::locked(&TURNS)
+struct Freed {
+    give_back: Box<dyn Fn() -> GivingBack + Send>,
+    runtime: Handle,
 }
 
-/// Gives turns back, the last one first.
+/// The turns of a bucket that nobody waits for, by their times.
+#[cfg(feature = "tokio-comp")]
+type FreedTurns = BTreeMap<(SystemTime, u64), Freed>;
+
+#[cfg(feature = "tokio-comp")]
+static FREED: Mutex<BTreeMap<Name, FreedTurns>> = Mutex::new(BTreeMap::new());
+#[cfg(feature = "tokio-comp")]
+static FREED_EVER: AtomicU64 = AtomicU64::new(0);
+/// How many turns went back.
+#[cfg(feature = "tokio-comp")]
+static RETURNED: AtomicU64 = AtomicU64::new(0);
+
+/// A turn that cannot go back yet is tried again within this time.
+#[cfg(feature = "tokio-comp")]
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// Gives turns of a bucket back, the last one first.
 ///
-/// Futures are often dropped together, in the order in which they asked. A turn goes back only if nobody stands behind it, so in
-/// that order all but one would be lost.
+/// Only the last turn of a bucket can go back, and futures are often dropped together, in any order and by several threads. So
+/// whenever one went back, the one before it is tried again.
 #[cfg(feature = "tokio-comp")]
-async fn give_turns_back() {
-    // A runtime of one thread comes here after all drops.
-    if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread && has_timers() {
-        tokio::time::sleep(TOGETHER).await;
-    }
-    let mut back = std::mem::take(&mut *turns());
-    back.sort_by_key(|(at, ..)| Reverse(*at));
-    for (_, runtime, mut giving_back) in back {
-        // The first poll sends the command, so they leave in this order. None waits for the reply to another.
-        if poll_fn(|context| Poll::Ready(giving_back.as_mut().poll(context).is_pending())).await {
-            runtime.spawn(giving_back);
+async fn give_turns_back(name: Name) {
+    loop {
+        let last = locked(&FREED).get_mut(&name).and_then(FreedTurns::pop_last);
+        let Some((when, turn)) = last else { return };
+        let returned = RETURNED.load(SeqCst);
+        if turn.runtime.spawn((turn.give_back)()).await.unwrap_or(true) {
+            RETURNED.fetch_add(1, SeqCst);
+            continue;
         }
+        locked(&FREED).entry(name.clone()).or_default().insert(when, turn);
+        if returned != RETURNED.load(SeqCst) {
+            continue;
+        }
+        if has_timers() {
+            tokio::time::sleep(TOGETHER).await;
+        }
+        let mut freed = locked(&FREED);
+        if let Some(turns) = freed.get_mut(&name) {
+            turns.remove(&when);
+        }
+        freed.retain(|_, turns| !turns.is_empty());
+        return;
     }
 }

@@ -21,7 +21,7 @@ use crate::locked;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The database of a connection, and a command that names key, algorithm and quotas.
-type Name = (i64, Vec<u8>);
+pub(super) type Name = (i64, Vec<u8>);
 
 static QUEUES: Mutex<BTreeMap<Name, Queue>> = Mutex::new(BTreeMap::new());
 
