@@ -73,7 +73,8 @@ async fn by_hand(redis: &MultiplexedConnection, policies: usize, at_once: usize)
             let mut redis = redis.clone();
             async move {
                 if policies == 1 {
-                    drop(redis.rl_fixed(format!("hand:client-{client}"), QUOTA, 1).await.expect("a verdict"));
+                    let key = format!("hand:client-{client}");
+                    redis.rl_fixed(key, QUOTA, 1).await.expect("a verdict");
                     return;
                 }
                 let row = |all: All, number| {
