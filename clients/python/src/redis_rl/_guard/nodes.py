@@ -90,10 +90,14 @@ class Nodes:
         _log.warning("Redis decides again")
         self._tell("ended")
 
-    def _tell(self, what: Literal["begun", "ended"]) -> None:
+    def tell_right(self, what: Literal["begun", "ended"], why: str) -> None:
+        """Tells that the user lacks a right to some keys, for which requests are not decided, or has it again."""
+        self._tell(what, why)
+
+    def _tell(self, what: Literal["begun", "ended"], why: str | None = None) -> None:
         try:
             if self._on_outage:
-                self._on_outage(what, self._why)
+                self._on_outage(what, self._why if why is None else why)
         except Exception:
             _log.exception("on_outage has failed")
 
