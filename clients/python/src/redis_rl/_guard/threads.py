@@ -185,7 +185,8 @@ class InProcess(Asking):
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used.
 
-        If another thread is at work on the keys, that one sends what is to be sent, and this one is told what is known by now.
+        If another thread is at work on the keys, that one sends what is to be sent. This one is told what is known by
+        now.
         """
         call = request.waiter = _Call([request])
         try:
