@@ -23,7 +23,7 @@ from redis_rl.asgi import Guard, Policy
 from .forwarder import forwarding
 from .guards import PATIENT, SCOPE, is_local, noting
 from .rights import Rights
-from .servers import PATIENCE, Server, counted, wait_for
+from .servers import Server, counted, wait_for
 
 TIMEOUT = 0.1
 
