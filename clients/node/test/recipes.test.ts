@@ -207,6 +207,28 @@ test("the recipe for limits that change: counts stay, and so do limits that cann
   await waitFor("the program's own", isTold("q=60"));
 });
 
+test("the recipe for a login counts failures only", async () => {
+  const { web } = await imported<{ web: http.Server }>(
+    "failures",
+    `const isRight = ({ password }) => password === "right";
+    export const web = app.listen(0, "127.0.0.1");`,
+  );
+  open.push(() => void web.close());
+  if (!web.listening) await once(web, "listening");
+  const status = async (user: string, password: string) => {
+    const url = `http://127.0.0.1:${(web.address() as AddressInfo).port}/login`;
+    const headers = { "Content-Type": "application/json", Connection: "close" };
+    const answer = await fetch(url, { method: "POST", headers, body: JSON.stringify({ user, password }) });
+    assert.equal(answer.headers.get("RateLimit"), null);
+    return answer.status;
+  };
+  const statuses: number[] = [];
+  for (let i = 0; i < 9; i++) statuses.push(await status("bob", "right"));
+  for (let i = 0; i < 6; i++) statuses.push(await status("Bob", "wrong"));
+  statuses.push(await status("bob", "right"), await status("alice", "right"));
+  assert.deepEqual(statuses, [...Array<number>(9).fill(200), 401, 401, 401, 401, 401, 429, 429, 200]);
+});
+
 test("the recipe for Prometheus counts refusals by policy, dry runs too", async () => {
   register.clear();
   const { guard } = await imported<Guarded>("prom-client", "export { guard };");

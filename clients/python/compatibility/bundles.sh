@@ -27,6 +27,6 @@ dist/limited pyinstaller
 mkdir zipped && cp -r limited.py "$site/redis" "$package" zipped && mv zipped/limited.py zipped/__main__.py
 python -m zipapp zipped --output limited.pyz
 python -I limited.pyz zipapp
-pex redis wasmtime --sources-directory sources --output-file limited.pex >pex.log 2>&1 ||
-  { mkdir -p sources && cp -r limited.py "$package" sources && pex redis wasmtime -D sources -o limited.pex -- >pex.log 2>&1; }
-python -I limited.pex limited.py pex 2>>pex.log
+mkdir sources && cp -r limited.py "$package" sources
+pex redis wasmtime --sources-directory sources --entry-point limited --output-file limited.pex >pex.log 2>&1
+python limited.pex pex

@@ -1,5 +1,5 @@
 # Jobs of Celery, RQ and Dramatiq limit together, whatever their pools.
-# with: celery rq dramatiq redis
+# with: celery rq dramatiq redis packaging
 # language: python
 # expect: celery prefork 5
 # expect: celery threads 5
@@ -8,7 +8,6 @@
 # expect: dramatiq 5
 cat >jobs.py <<'PROGRAM'
 import os
-import sys
 
 import dramatiq
 from celery import Celery
@@ -33,27 +32,31 @@ def count(name):
 task = app.task(count, name="count")
 actor = dramatiq.actor(count, max_retries=0)
 
-if __name__ == "__main__":
-    import time
+PROGRAM
+cat >ask.py <<'PROGRAM'
+import sys
+import time
 
-    import rq
+import jobs
+import rq
 
-    name = sys.argv[1]
-    queue = rq.Queue(connection=client)
-    for _ in range(20):
-        if name == "rq":
-            queue.enqueue(count, name)
-        elif name == "dramatiq":
-            actor.send(name)
-        else:
-            task.delay(name)
-    while int(client.get(f"done:{name}") or 0) < 20:
-        time.sleep(0.05)
-    print(name, client.get(f"passed:{name}").decode())
+name = sys.argv[1]
+queue = rq.Queue(connection=jobs.client)
+for _ in range(20):
+    if name == "rq":
+        queue.enqueue(jobs.count, name)
+    elif name == "dramatiq":
+        jobs.actor.send(name)
+    else:
+        jobs.task.delay(name)
+until = time.monotonic() + 60
+while int(jobs.client.get(f"done:{name}") or 0) < 20 and time.monotonic() < until:
+    time.sleep(0.05)
+print(name, (jobs.client.get(f"passed:{name}") or b"-").decode())
 PROGRAM
 ask() {
   "${@:2}" >worker.log 2>&1 &
-  python jobs.py "$1"
+  python ask.py "$1"
   kill $!
   wait $!
 }

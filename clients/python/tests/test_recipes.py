@@ -18,7 +18,8 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from redis_rl.asgi import Policy
+from redis_rl import MemoryLimiter
+from redis_rl.asgi import Guard, Policy
 
 from .guards import SCOPE, guarded
 from .servers import Server
@@ -43,6 +44,27 @@ async def decide_and_fail(server: Server, names: dict[str, Any]) -> None:
             await guard.take(SCOPE)
         server.kill()
         await guard.take(SCOPE)
+
+
+async def test_a_login_counts_failures_only() -> None:
+    [code] = [each for each in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if "FAILURES =" in each]
+
+    async def is_right(tried: Mapping[str, str]) -> bool:
+        return tried["password"] == "right"
+
+    names: dict[str, Any] = {"__name__": "login", "guard": Guard(MemoryLimiter(), []), "is_right": is_right}
+    exec(code, names)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(names["app"]), base_url="http://test") as client:
+
+        async def status(user: str, password: str) -> int:
+            answer = await client.post("/login", json={"user": user, "password": password})
+            assert "ratelimit" not in answer.headers
+            return answer.status_code
+
+        assert [await status("bob", "right") for _ in range(9)] == [200] * 9
+        assert [await status("Bob", "wrong") for _ in range(6)] == [200] * 5 + [429]
+        assert await status("bob", "right") == 429
+        assert await status("alice", "right") == 200
 
 
 Answers: TypeAlias = list[tuple[int, Mapping[str, str], str]]

@@ -1,9 +1,10 @@
-//! Limits that operators change, as recipes.md has them.
+//! The recipes do what they say: recipes.md.
 
 use std::{collections::HashMap, error::Error, sync::Arc, sync::RwLock, time::Duration};
 
 use redis::AsyncCommands;
-use redis_rl_client::web::Policy;
+use redis_rl_client::MemoryLimiter;
+use redis_rl_client::web::{Guard, Policy, Refusal};
 
 use crate::server::Server;
 
@@ -35,7 +36,7 @@ async fn wait_for(is_so: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn an_operator_changes_limits_and_a_bad_value_keeps_the_old_ones() {
-    let source = include_str!("changes.rs").split_once("// As the recipe has it.\n").expect("the recipe").1;
+    let source = include_str!("recipes.rs").split_once("// As the recipe has it.\n").expect("the recipe").1;
     let recipe = source.split_once("// To here.\n").expect("its end").0;
     assert!(include_str!("../recipes.md").contains(recipe), "the page has another one");
 
@@ -54,4 +55,34 @@ async fn an_operator_changes_limits_and_a_bad_value_keeps_the_old_ones() {
     let _: () = operator.del("limits").await.expect("a reply");
     wait_for(|| limit() == Some(60)).await;
     task.abort();
+}
+
+// The login of the recipe.
+async fn login(guard: &Guard, user: &str, is_right: impl AsyncFnOnce() -> bool) -> Result<bool, Refusal> {
+    let tried = guard.take(user.to_lowercase(), ()).await?;
+    let is_right = is_right().await;
+    if is_right {
+        guard.settle(&tried, [("login", 0)]).await?;
+    }
+    Ok(is_right)
+}
+// Its end.
+
+#[tokio::test]
+async fn a_login_counts_failures_only() {
+    let source =
+        include_str!("recipes.rs").split_once("// The login of the recipe.\n").expect("the recipe").1;
+    let recipe = source.split_once("// Its end.\n").expect("its end").0;
+    assert!(include_str!("../recipes.md").contains(recipe), "the page has another one");
+
+    let policy = Policy::new("login", "5/15m").expect("a policy").hidden(true);
+    let guard = Guard::new(MemoryLimiter::new(), policy).expect("a policy");
+    for _ in 0..9 {
+        assert!(login(&guard, "bob", async || true).await.expect("it passes"));
+    }
+    for _ in 0..5 {
+        assert!(!login(&guard, "Bob", async || false).await.expect("it passes"));
+    }
+    assert!(login(&guard, "bob", async || true).await.is_err());
+    assert!(login(&guard, "alice", async || true).await.expect("it passes"));
 }
