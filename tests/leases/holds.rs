@@ -46,11 +46,6 @@ struct Held {
 
 impl Holders {
     fn start(port: u16, tasks: usize, once: bool, is_cluster: bool) -> Holders {
-        Holders::with(port, tasks, once, is_cluster, LIMIT, 0.03)
-    }
-
-    /// Of those who hold a place, the share `long` does so for longer than it lasts without being renewed.
-    fn with(port: u16, tasks: usize, once: bool, is_cluster: bool, places: u64, long: f64) -> Holders {
         let folder = TempDir::new().expect("a temporary folder");
         let limit = folder.path().join("limit").display().to_string();
         let settings = vec![
@@ -59,13 +54,12 @@ impl Holders {
             ("LIMIT_FILE", limit),
             ("FOR_MS", FOR_MS.to_string()),
             ("TASKS", tasks.to_string()),
-            ("LONG", long.to_string()),
             ("ONCE", if once { "1" } else { "" }.to_owned()),
             // One that needs more connects all at once is not late.
             ("TIMEOUT", if once { "30" } else { "0.4" }.to_owned()),
         ];
         let mut holders = Holders { folder, settings, all: Vec::new() };
-        holders.set_limit(places);
+        holders.set_limit(LIMIT);
         PROCESSES.into_iter().for_each(|language| holders.add(language));
         holders
     }
@@ -268,29 +262,6 @@ fn who_begins_goes_by_the_limit_of_now_while_it_changes() {
     let most = holders.check();
     assert!(most > LIMIT as usize, "only {most} at once when the limit was more");
     finish(holders, &server);
-}
-
-#[test]
-fn processes_in_three_languages_share_one_place_alike() {
-    let server = Server::start();
-    for tasks in [1, 3] {
-        let mut holders = Holders::with(server.port(), tasks, false, false, 1, 0.0);
-        wait_for("many places", || holders.taken() > 400);
-        let taken = holders.taken_by_each();
-        holders.running().into_iter().for_each(|index| holders.kill(index));
-        let mut gaps = Vec::new();
-        for holder in &holders.all {
-            let mut begins: Vec<u64> = holder.held().iter().map(|held| held.begin).collect();
-            begins.sort_unstable();
-            gaps.push(begins.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(u64::MAX));
-        }
-        println!("{tasks} workers each: {taken:?}, longest gaps {gaps:?} ms");
-        // 20 to 29 % over a minute.
-        let third = taken.iter().sum::<usize>() / taken.len() / 3;
-        assert!(taken.iter().all(|each| *each >= third), "{taken:?}");
-        assert!(gaps.iter().all(|gap| *gap < 4_000), "{gaps:?}");
-        wait_for("the place to be free", || server.integer("EXISTS places") == 0);
-    }
 }
 
 #[test]

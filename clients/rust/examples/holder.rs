@@ -31,9 +31,8 @@ fn random() -> f64 {
 }
 
 async fn work(ttl: Duration) {
-    let long: f64 = setting("LONG").parse().expect("a share of all");
     let seconds =
-        if random() < long { ttl.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
+        if random() < 0.03 { ttl.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 
