@@ -3,7 +3,16 @@
 const tseslint = require("typescript-eslint");
 
 module.exports = tseslint.config(
-  { ignores: ["dist", "test/out", "src/memory/code.ts", "src/lines/error-table.ts", "*.config.js", "embed.js"] },
+  {
+    ignores: [
+      "dist",
+      "test/out",
+      "src/memory/code.ts",
+      "src/lines/error-table.ts",
+      "*.config.js",
+      "embed.js",
+    ],
+  },
   tseslint.configs.recommended,
   { files: ["**/*.cjs"], rules: { "@typescript-eslint/no-require-imports": "off" } },
   {

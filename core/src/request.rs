@@ -158,7 +158,9 @@ impl Options {
                     return Err(Refusal::WITHIN_OF_BUCKET);
                 }
                 let value = words.next().ok_or(Refusal::SYNTAX)?;
-                parsed.set_mode(Mode::Within(parse_duration(value).ok_or(Refusal::WITHIN)?))?;
+                parsed.set_mode(Mode::Within(
+                    parse_window(value, Some(Algorithm::Bucket)).map_err(|_| Refusal::WITHIN)?,
+                ))?;
             } else {
                 return Err(Refusal::SYNTAX);
             }
@@ -335,11 +337,12 @@ pub fn parse_plain_quota(limit: &[u8], window: &[u8]) -> Option<Quota> {
 #[inline(always)]
 fn parse_quota(limit: &[u8], window: &[u8], algorithm: Option<Algorithm>) -> Result<Quota, Refusal> {
     let limit = parse_safe_integer(limit).ok_or(Refusal::LIMIT)?;
-    let window = match parse_length(window) {
-        Some(window) => window,
-        None => parse_calendar(window, algorithm)?,
-    };
-    Quota::new(limit, window).ok_or(Refusal::LIMIT)
+    Quota::new(limit, parse_window(window, algorithm)?).ok_or(Refusal::LIMIT)
+}
+
+#[inline(always)]
+fn parse_window(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
+    parse_length(arg).map_or_else(|| parse_calendar(arg, algorithm), Ok)
 }
 
 fn parse_cost(arg: &[u8]) -> Option<Cost> {
@@ -365,11 +368,6 @@ fn parse_length(arg: &[u8]) -> Option<WindowMs> {
         _ => return None,
     };
     WindowMs::new(number.checked_mul(unit_ms)?)
-}
-
-/// A time that is written like a window.
-fn parse_duration(arg: &[u8]) -> Option<WindowMs> {
-    parse_length(arg).or_else(|| parse_calendar(arg, Some(Algorithm::Bucket)).ok())
 }
 
 /// A window in weeks or months: of the calendar, if the key is or may be counted by RL.FIXED.

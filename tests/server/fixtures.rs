@@ -8,6 +8,7 @@
 //!   `more_calls` had made, as RL.LOAD; the other calls were appended as RL.APPLY, with `LAST_CALLS` at the end. Before
 //!   these `stepped 1 10s` was counted, limited by a clock an hour behind, and deleted.
 //! - `1.0.0-bucket.rdb` and `1.0.0-bucket.aof`: the same of `BUCKET_CALLS`, of which the file was rewritten after the first four.
+//! - `1.0.0-calendar.rdb` and `1.0.0-calendar.aof`: the same of `CALENDAR_CALLS`, rewritten after the first three.
 //!
 //! Never regenerate them; a new encoding adds new files.
 
@@ -145,17 +146,39 @@ const BUCKET_CALLS: [&str; 8] = [
     "RL.ALL bucket:below BUCKET 5 1h -1 bucket BUCKET 7 1h 1",
 ];
 
+/// Calls of RL.FIXED with windows of the calendar: beside others, the largest figures, given back.
+const CALENDAR_CALLS: [&str; 6] = [
+    "RL.FIXED plan 500 1d 10000 1mo COST 30",
+    "RL.FIXED plan:windows 9 7d 9 1w 9 521w 9 1mo 9 3mo 9 12mo 9 120mo COST 4 AT 1899999000001",
+    "RL.FIXED plan:most 9007199254740991 1mo COST 9007199254740991 FORCE",
+    "RL.FIXED plan:windows 9 1w 9 1mo COST 2",
+    "RL.FIXED plan 500 1d 10000 1mo COST -7",
+    "RL.ALL plan:most FIXED 5 1mo -1 plan:week FIXED 7 1w 1",
+];
+
 #[test]
 fn buckets_in_files_of_version_1_0_0_load_with_every_unit_and_every_time_to_live() {
+    let keys = ["bucket", "bucket:windows", "bucket:most", "bucket:below"];
+    assert_loads("1.0.0-bucket", &BUCKET_CALLS, &keys);
+}
+
+#[test]
+fn weeks_and_months_in_files_of_version_1_0_0_load_with_every_unit_and_every_time_to_live() {
+    assert_loads("1.0.0-calendar", &CALENDAR_CALLS, &["plan", "plan:windows", "plan:most", "plan:week"]);
+}
+
+/// Asserts that snapshot and append-only file of this name hold what these calls make: these keys.
+fn assert_loads(name: &str, calls: &[&str], keys: &[&str]) {
     let reference = Server::with_clock_at(NOW, &[]);
-    BUCKET_CALLS.iter().for_each(|call| drop(reference.value(call)));
+    calls.iter().for_each(|call| drop(reference.value(call)));
     let settings: [&[(&str, &str)]; 2] = [&[], &[("appendonly", "yes")]];
-    let files = [("1.0.0-bucket.rdb", "dump.rdb"), ("1.0.0-bucket.aof", "appendonly.aof")];
-    for ((fixture, name), settings) in files.into_iter().zip(settings) {
-        let server = load(fixture, name, settings);
-        assert_eq!(server.integer("DBSIZE"), 4, "{fixture}");
+    let files = [("rdb", "dump.rdb"), ("aof", "appendonly.aof")];
+    for ((kind, file), settings) in files.into_iter().zip(settings) {
+        let fixture = format!("{name}.{kind}");
+        let server = load(&fixture, file, settings);
+        assert_eq!(server.integer("DBSIZE"), keys.len() as i64, "{fixture}");
         assert_eq!(server.digest(), reference.digest(), "{fixture}");
-        for key in ["bucket", "bucket:windows", "bucket:most", "bucket:below"] {
+        for key in keys {
             for command in ["RL.INFO", "PEXPIRETIME"] {
                 let line = format!("{command} {key}");
                 assert_eq!(server.value(&line), reference.value(&line), "{fixture}: {line}");

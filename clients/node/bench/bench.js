@@ -160,7 +160,8 @@ async function round(decide) {
   const end = start + (DECISIONS === "Infinity" ? Number(SECONDS) * 1000 : Infinity);
   let decisions = 0;
   const loop = async () => {
-    while (decisions < Number(DECISIONS) && performance.now() < end) await decide(KEYS[decisions++ % KEYS.length]);
+    while (decisions < Number(DECISIONS) && performance.now() < end)
+      await decide(KEYS[decisions++ % KEYS.length]);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, loop));
   const { user, system } = process.cpuUsage(before);

@@ -2,7 +2,6 @@
 #
 # language: node
 # with: @nestjs/common @nestjs/core @nestjs/platform-express @nestjs/platform-ws @nestjs/websockets reflect-metadata rxjs tsx ws
-# ci
 # expect: a guard decides about a request of HTTP
 # expect: yes yes no
 

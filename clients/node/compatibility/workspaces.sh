@@ -2,7 +2,6 @@
 #
 # language: node
 # with: express
-# ci
 # expect: true
 # expect: 200 200 429
 

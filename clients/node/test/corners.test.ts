@@ -206,3 +206,41 @@ describe("places", () => {
     assert.equal(sent.count, 2);
   });
 });
+
+test("header fields of a policy that a request meets again are the server's, also after settling and refusals", async () => {
+  for (const requests of [1, 100, 1000]) {
+    const memory = new MemoryLimiter({ clock: new Clock() });
+    const tokens = { name: "tokens", quotas: "100/h", cost: 20, key: "all" };
+    const guard = new Guard(memory, tokens);
+    for (let i = 0; i < requests; i++) {
+      await memory.reset("tokens:all");
+      const sent = new Map<string, unknown>();
+      const response = {
+        headersSent: false,
+        setHeader: (name: string, value: unknown) => sent.set(name, value),
+      };
+      const request = { ip: "192.0.2.1" } as Request;
+      const passed = new Promise<void>((resolve) =>
+        guard.middleware(request, response as never, () => resolve()),
+      );
+      const fields = async () => {
+        const { remaining } = await memory.peek("tokens:all", "100/h");
+        assert.equal(sent.get("RateLimit"), `"tokens-1h";r=${remaining};t=3600`);
+        return remaining;
+      };
+      await passed;
+      const left = [await fields()];
+      for (const [cost, used] of [
+        [25, 42],
+        [90, 10],
+        [0, 60],
+      ] as const) {
+        await guard.take(request, tokens, cost);
+        left.push(await fields());
+        await guard.settle(request, { tokens: used });
+        left.push(await fields());
+      }
+      assert.deepEqual(left, [80, 55, 58, 58, 90, 90, 40]);
+    }
+  }
+});

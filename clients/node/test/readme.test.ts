@@ -16,7 +16,7 @@ const pages = new Map(
 
 /** Those have tests in recipes.test.ts. */
 const OF_RECIPES =
-  /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile|event-stream|"upgrade"/;
+  /from "(koa|hono|fastify|prom-client)"|onLimited|const GET|watchFile|event-stream|"upgrade"|"\/login"/;
 
 /** Each block of code, with what is shown after it before the next. */
 const examples = [...pages]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from limits.storage import storage_from_string
 
 import redis_rl.limits  # noqa: F401
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, MemoryLimiter, RateLimiter
@@ -81,18 +80,6 @@ def test_threads_may_share_one() -> None:
 async def test_leases_of_tasks() -> None:
     async with AsyncLeases(AsyncRateLimiter(MemoryLimiter()), "log", "500/h", units=50) as leases:
         assert sum(each.allowed for each in await asyncio.gather(*(leases.take("k") for _ in range(1000)))) == 500
-
-
-def test_fixed_windows_of_a_storage_that_have_ended_are_forgotten() -> None:
-    clock = Clock()
-    storage: Any = storage_from_string("redis-rl+memory://", clock=clock)  # type: ignore[arg-type]
-    for number in range(1500):
-        storage.incr(f"k{number}", 10)
-    # A key that is written as of a time lives for a minute at least.
-    clock.advance(71)
-    for number in range(1500, 2500):
-        storage.incr(f"k{number}", 10)
-    assert storage.reset() == 1000
 
 
 def test_a_word_that_is_none_is_an_error() -> None:

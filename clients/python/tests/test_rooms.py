@@ -19,7 +19,7 @@ ROOMS = {
     "keys": ["_keys"],
     "lines": ["_lines"],
     "commands": ["_commands", "cmd"],
-    "memory": ["memory", "testing", "_library", "_pyinstaller", "_time", "_turns"],
+    "memory": ["memory", "testing", "_library", "_pyinstaller", "_time", "_serial"],
 }
 # By their dotted names; a folder is its __init__.
 MODULES = {

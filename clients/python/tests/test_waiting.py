@@ -22,7 +22,8 @@ def said(says: Says) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", TABLE["turns"], ids=lambda case: case["name"])
 def test_turns(case: Any) -> None:
-    turns, gone = Turns(), {}
+    turns = Turns()
+    gone: dict[Any, Any] = {}
     for step in case["steps"]:
         given = {name: value for name, value in step.items() if name not in ("at", "event", "says")}
         match step["event"]:

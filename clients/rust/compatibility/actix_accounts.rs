@@ -1,7 +1,6 @@
 // actix-web: a handler that extracts a Decision limits each account by itself, as a key function says.
 //
 // with: redis-rl-client --features actix; actix-web@4; redis@1; tokio@1 --features full; http@1
-// ci
 // expect: 200 200 429 200 200
 
 #[path = "../lib/http.rs"]

@@ -1,7 +1,6 @@
 // axum: a text on one route is one limit, whatever the method: of 40 made-up ones two pass, and then no usual one does.
 //
 // with: redis-rl-client --features axum; axum@0.8; redis@1; tokio@1 --features full
-// ci
 // expect: 2 of 40 made-up methods
 // expect: 0 of 8 usual methods
 

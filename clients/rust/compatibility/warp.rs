@@ -13,7 +13,7 @@ use warp::Filter;
 #[tokio::main]
 async fn main() {
     let guard = Guard::new(http::redis(), Policy::new("all", "2/m").unwrap().key_text("all")).unwrap();
-    let service = ServiceBuilder::new().layer(guard.layer()).service(warp::service(warp::any().map(|| "hello")));
+    let service = ServiceBuilder::new().layer(guard.layer()).service(warp::service(warp::any().map(|| String::from("hello"))));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let here = listener.local_addr().unwrap();
     tokio::spawn(async move {

@@ -46,7 +46,8 @@ pub struct Verdict {
     pub limit: u64,
     /// Units left in the tier, rounded down; 0 if more than the limit count.
     pub remaining: u64,
-    /// Milliseconds until the same request is allowed, rounded up; `None` if it was allowed or never will be.
+    /// Milliseconds until the same request is allowed, rounded up; `None` if it was allowed or never will be. If WITHIN allowed it, those
+    /// until the units are there; `None` if they are now.
     pub retry_after_ms: Option<u64>,
     /// Milliseconds until the whole limit is available again, rounded up; 0 if it is now.
     pub reset_after_ms: u64,

@@ -159,6 +159,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   readonly #localPlaces: Places | undefined;
   readonly #options: GuardOptions<R>;
   readonly #setting: Setting<R>;
+  /** Whether the hook was told of a key that the user has no right to. */
+  #isRightTold = false;
   /** Policies that handlers pass to `take`. Those without a name are named after the route, if it is known. */
   readonly #taken: PolicySet<R>;
 
@@ -503,8 +505,12 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     // Of a key the console has what the application chose, and not whose it is.
     const keys = names.map((name) => `~${this.#setting.prefix}${name}:*`).join(" ");
     const help = `: give the user ${keys} by ACL SETUSER, or the guard a prefix that the user has`;
-    const { logger = console } = this.#options;
-    warn(error.message.startsWith("NOPERM") ? new Error(error.message + help) : error, logger);
+    const { logger = console, onOutage } = this.#options;
+    const isRight = error.message.startsWith("NOPERM");
+    // Such requests pass undecided with `fail` open, so the hook is told too, though only the keys of this guard are concerned.
+    if (isRight && !this.#isRightTold) onOutage?.("begun", error, "");
+    this.#isRightTold ||= isRight;
+    warn(isRight ? new Error(error.message + help) : error, logger);
   }
 }
 

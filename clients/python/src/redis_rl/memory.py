@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet, ref
 
 from ._library import redis
-from ._turns import Turn
+from ._serial import Worker
 
 __all__ = ["MemoryLimiter"]
 
@@ -78,7 +78,7 @@ class _Lock:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # Of the call under way.
-        self.turn: Callable[[], Turn | None] = lambda: None
+        self.worker: Callable[[], Worker | None] = lambda: None
 
     @classmethod
     def here(cls) -> _Lock:
@@ -127,8 +127,8 @@ class MemoryLimiter:
     @property
     def is_mine(self) -> bool:
         """Whether this thread is in the middle of a call, further out, for which other threads may wait."""
-        turn = _Lock.here().turn()
-        return turn is not None and turn.thread == threading.get_ident()
+        worker = _Lock.here().worker()
+        return worker is not None and worker.thread == threading.get_ident()
 
     @staticmethod
     def _now_ms(clock: Callable[[], int]) -> int:
@@ -181,9 +181,9 @@ class _Machine:
         self._resize(_BYTES)
 
     def call(self, now_ms: int, words: int, data: bytes) -> bytes:
-        turn = Turn()
+        worker = Worker()
         with self._lock.lock:
-            before, self._lock.turn = self._lock.turn, ref(turn)
+            before, self._lock.worker = self._lock.worker, ref(worker)
             calls, size = self._calls, self._size
             self._calls = calls + 1
             try:
@@ -195,7 +195,7 @@ class _Machine:
                 return said
             finally:
                 self._calls = calls
-                self._lock.turn = before
+                self._lock.worker = before
 
     def _call(self, now_ms: int, words: int, data: bytes) -> bytes:
         if self._failed is not None:

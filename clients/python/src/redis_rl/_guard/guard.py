@@ -209,6 +209,8 @@ class AsyncGuard:
         self._on_limited = on_limited
         # The policies of which the log was told that they have not limited a request without a key.
         self._unlimited: set[str] = set()
+        # The policies for whose keys the user has no right, and what the server said.
+        self._without_right: dict[str, str] = {}
         # When the log may next be told of a request that was not decided although Redis is not away.
         self._next_warning = 0.0
 
@@ -448,6 +450,10 @@ class AsyncGuard:
                 for part in parts:
                     part.release()
                 return await self._decided_by(self._local.here(), groups, is_peek=is_peek)
+        elif self._without_right and not is_peek:
+            whys = [self._without_right.pop(policy.name, "") for part in parts for policy in part.policies]
+            if any(whys) and not self._without_right:
+                self._nodes.tell_right("ended", max(whys))
         return parts
 
     async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool) -> list[Part]:
@@ -468,6 +474,11 @@ class AsyncGuard:
         """Tells the log that Redis has not decided a request, and of which policies."""
         # That Redis is away was logged when it began, and Redis may be back by now. To look does not find that out.
         is_logged = is_away(said_by(error)) and not (is_peek and not self._nodes.are_away)
+        if text_of(error).startswith("NOPERM") and not is_logged and policies and not is_peek:
+            # Such requests are not decided either, so whoever watches outages is told, once.
+            if not self._without_right:
+                self._nodes.tell_right("begun", str(error))
+            self._without_right.update((policy.name, str(error)) for policy in policies)
         if not is_logged and monotonic() >= self._next_warning:
             self._next_warning = monotonic() + 1
             why = str(error) or repr(error)

@@ -147,9 +147,9 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         wait is longer than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and
         ``at``, to give the units back.
 
-        A task that is cancelled takes nothing: its units go back as of their time, also those on their way. Of a bucket,
-        those of its event loop who stand behind it move up. A thread that is interrupted while it sleeps gives back too;
-        what it has asked for stays counted if the interruption comes before the reply.
+        A task that is cancelled takes nothing: its units go back as of their time, also those on their way. Of a
+        bucket, those of its event loop who stand behind it move up. A thread that is interrupted while it sleeps gives
+        back too; what it has asked for stays counted if the interruption comes before the reply.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)

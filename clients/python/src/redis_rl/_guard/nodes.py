@@ -14,8 +14,8 @@ from .._keys import Keys, Outcome, Request, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
+from .._serial import Serial
 from .._time import monotonic, monotonic_ns
-from .._turns import Turns
 
 _log = logging.getLogger("redis_rl")
 
@@ -45,7 +45,7 @@ class Nodes:
         self._meanwhile, self._on_outage = meanwhile, on_outage
         # Why Redis is away, or was last.
         self._why = ""
-        self._turns = Turns()
+        self._serial = Serial()
         self._away: dict[Node, _Entry] = {}
 
     @property
@@ -54,7 +54,7 @@ class Nodes:
 
     def failed(self, error: Exception, node: Node, share: Share) -> None:
         """Notes that a node could not answer a request for this share."""
-        self._turns.bring(partial(self._failed, error, node, share))
+        self._serial.bring(partial(self._failed, error, node, share))
 
     def _failed(self, error: Exception, node: Node, share: Share) -> None:
         if node in self._away:
@@ -90,17 +90,21 @@ class Nodes:
         _log.warning("Redis decides again")
         self._tell("ended")
 
-    def _tell(self, what: Literal["begun", "ended"]) -> None:
+    def tell_right(self, what: Literal["begun", "ended"], why: str) -> None:
+        """Tells that the user lacks a right to some keys, for which requests are not decided, or has it again."""
+        self._tell(what, why)
+
+    def _tell(self, what: Literal["begun", "ended"], why: str | None = None) -> None:
         try:
             if self._on_outage:
-                self._on_outage(what, self._why)
+                self._on_outage(what, self._why if why is None else why)
         except Exception:
             _log.exception("on_outage has failed")
 
     def ask(self, shares: Iterable[Share], node_of: Callable[[str | bytes], Node]) -> list[Found]:
         """Returns those nodes with keys of these shares that are away. While another thread asks, none is probed."""
         of_node = {node_of(share.key): share for share in shares}
-        found = self._turns.now(self._ask, of_node, node_of)
+        found = self._serial.now(self._ask, of_node, node_of)
         if found is None:
             away = [(node, share, self.error_of(node)) for node, share in of_node.items()]
             found = [Found(node, error, share, False) for node, share, error in away if error]
@@ -131,7 +135,7 @@ class Nodes:
         Returns the seconds until another probe is due, if one is.
         """
         told: list[float | None] = []
-        self._turns.bring(lambda: told.append(self._probed(node, error)))
+        self._serial.bring(lambda: told.append(self._probed(node, error)))
         return told[0] if told else None
 
     def _probed(self, node: Node, error: Exception | None) -> float | None:

@@ -20,8 +20,8 @@ from .._lines.beside import runs_threads
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
+from .._serial import Serial
 from .._time import monotonic
-from .._turns import Turns
 from ..memory import decides_here
 from .nodes import Asking, Nodes
 
@@ -108,7 +108,7 @@ class InProcess(Asking):
         # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
         self._alone = Keys(0, slot_of=self.lines.slot_of)
         self._alone.close()
-        self._turns = Turns()
+        self._serial = Serial()
         # The calls under way that share something, by their thread. None outlives its frame here.
         self._calls: WeakValueDictionary[int, _Call] = WeakValueDictionary()
         # Commands for whose reply no thread waits. Whoever sends something sends them too.
@@ -118,7 +118,7 @@ class InProcess(Asking):
         """Takes units of one key, from its lease if that has enough."""
         key, verdict = sendable(key), None
         if rules.units or self._remembers:
-            verdict = self._turns.now(self._known, self.now_ms(), key, rules, cost)
+            verdict = self._serial.now(self._known, self.now_ms(), key, rules, cost)
             if self._outbox:
                 self._carry_out(_Call())
         if verdict is None:
@@ -143,7 +143,7 @@ class InProcess(Asking):
                 return [away[0].error] * len(requests)
         is_shared = self._remembers or any(share.rules.units for each in requests for share in each.shares)
         me = threading.get_ident()
-        is_inner = is_shared and (self._turns.is_mine or me in self._calls or self.lines.is_mine)
+        is_inner = is_shared and (self._serial.is_mine or me in self._calls or self.lines.is_mine)
         call = _Call(requests, is_alone=not is_shared or is_inner)
         if not call.is_alone:
             self._calls[me] = call
@@ -185,7 +185,8 @@ class InProcess(Asking):
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used.
 
-        If another thread has the turn, that one sends what is to be sent, and this one is told what is known by now.
+        If another thread is at work on the keys, that one sends what is to be sent. This one is told what is known by
+        now.
         """
         call = request.waiter = _Call([request])
         try:
@@ -226,13 +227,13 @@ class InProcess(Asking):
         return self.keys.next_tick_ms is not None or bool(self._outbox)
 
     def _tell(self, call: _Call, event: Callable[..., Step], *arguments: Any) -> None:
-        """Tells the keys what happens, in this thread or in the one that has the turn."""
+        """Tells the keys what happens, in this thread or in the one that is at work on them."""
         if call.is_alone:
             self._step(event(*arguments))
         else:
-            self._turns.bring(partial(self._turn, event, *arguments))
+            self._serial.bring(partial(self._step_or_forget, event, *arguments))
 
-    def _turn(self, event: Callable[..., Step], *arguments: Any) -> None:
+    def _step_or_forget(self, event: Callable[..., Step], *arguments: Any) -> None:
         try:
             self._step(event(*arguments))
         except BaseException:
@@ -284,10 +285,10 @@ class InProcess(Asking):
                 # From now on it is woken. What has come before is looked for once more.
                 call.told = told
             elif not call.commands and not call.told.acquire(timeout=min(_LOOK_SECONDS, _LOST_SECONDS)):
-                self._turns.catch_up()
+                self._serial.catch_up()
                 if monotonic() > lost:
                     lost = monotonic() + _LOST_SECONDS
-                    self._turns.bring(self._forget)
+                    self._serial.bring(self._forget)
 
     def _carry_out(self, call: _Call, timeout: float | None = None) -> None:
         """Sends the commands of a call, those that nobody waits for, and those that follow from their replies."""
@@ -311,7 +312,7 @@ class InProcess(Asking):
         if call.is_alone and command.request and command.request.waiter is call:
             self._step(self._alone.reply(now_ms, command, reply))
         else:
-            self._turns.bring(partial(self._turn, self.keys.reply, now_ms, command, reply))
+            self._serial.bring(partial(self._step_or_forget, self.keys.reply, now_ms, command, reply))
 
     def _exchange(self, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """Returns for each command the reply or the error. A node that is away is asked only by probes."""
@@ -346,10 +347,10 @@ class InProcess(Asking):
         """Gives back the units of an interrupted thread. Those that wait for its replies are told an error."""
         call.is_over, now_ms = True, self.now_ms()
         for request in call.requests:
-            self._turns.bring(partial(self._turn, self.keys.give_back, now_ms, request))
+            self._serial.bring(partial(self._step_or_forget, self.keys.give_back, now_ms, request))
         for command in (*call.sent, *call.commands):
             if command.awaits_reply:
-                self._turns.bring(partial(self._turn, self.keys.reply, now_ms, command, _AbandonedError()))
+                self._serial.bring(partial(self._step_or_forget, self.keys.reply, now_ms, command, _AbandonedError()))
         call.commands.clear()
         self._carry_out(call)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from .._turns import Turn, Turns
+from .._serial import Serial, Worker
 
 Job: TypeAlias = Callable[[], object]
 
 
-class Beside(Turns):
+class Beside(Serial):
     """Does the jobs of one node on a daemon thread, one after another. The thread ends when none is left.
 
     So a name server that says nothing for ten seconds holds up this thread alone, and nothing of the application's.
@@ -29,24 +29,24 @@ class Beside(Turns):
     def do(self, name: str, job: Job) -> None:
         """Has a job done, which raises no error."""
         self._jobs.setdefault(name, job)
-        if turn := self._begin():
-            turn.thread = None
+        if worker := self._begin():
+            worker.thread = None
             # Thread.start would wait until the thread runs, and this may be in the middle of a signal handler.
             if runs_threads():
                 with suppress(RuntimeError):  # Python ends, or the system has no more threads
-                    _thread.start_new_thread(self._run, (turn,))
+                    _thread.start_new_thread(self._run, (worker,))
                     return
-            self._run(turn)
+            self._run(worker)
 
-    def _run(self, begun: Turn) -> None:
-        turn: Turn | None = begun
-        while turn:
-            turn.thread = threading.get_ident()
+    def _run(self, begun: Worker) -> None:
+        worker: Worker | None = begun
+        while worker:
+            worker.thread = threading.get_ident()
             while self._jobs:
                 self._jobs.popitem()[1]()
-            self._has.pop(turn.process, None)
+            self._has.pop(worker.process, None)
             # A job that came before this line found this thread at work.
-            turn = self._begin() if self._jobs else None
+            worker = self._begin() if self._jobs else None
 
 
 def runs_threads() -> bool:
