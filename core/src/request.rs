@@ -262,12 +262,12 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
             rows[last].task.of_key = None;
         }
     }
-    let is_option = |word: &W| {
-        [&b"FORCE"[..], b"AT", b"PARTIAL", b"WITHIN"]
-            .iter()
-            .any(|name| word.as_ref().eq_ignore_ascii_case(name))
-    };
-    if options.first().is_none_or(is_option) { Options::parse(options, Verb::All) } else { Err(Refusal::ROW) }
+    let [first, ..] = options else { return Ok(Options::default()) };
+    let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
+    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") && !is_option(b"WITHIN") {
+        return Err(Refusal::ROW);
+    }
+    Options::parse(options, Verb::All)
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.

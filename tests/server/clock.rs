@@ -68,3 +68,24 @@ fn a_key_ahead_of_the_clock_expires_on_time_and_no_request_extends_it() {
         }
     }
 }
+
+#[test]
+fn what_is_counted_by_the_clock_outlives_an_earlier_at_near_the_end_of_its_window() {
+    const HOUR: i64 = 1_700_002_800_000;
+    for name in COMMANDS {
+        let server = Server::with_clock_at(HOUR, &[]);
+        server.value(&format!("{name} k 100 1h AT {}", HOUR + 3_600_000 - 1));
+        // A log lives a minute longer than it counts by AT: this is after that minute.
+        let later = if name == "RL.LOG" { 120_000 } else { 30_000 };
+        server.step_clock(later);
+        server.value(&format!("{name} k 100 1h COST 50"));
+        let counts_for = match name {
+            "RL.FIXED" => 3_600_000 - later,
+            "RL.SLIDING" => 7_200_000 - later,
+            "RL.LOG" => 3_600_000,
+            _ => 1_800_000,
+        };
+        let lives = server.integer("PTTL k");
+        assert!(lives >= counts_for, "{name}: {lives} ms for units that count for {counts_for}");
+    }
+}

@@ -5,7 +5,7 @@
 //! | the request                                      | moves the expiry                            | source afterwards |
 //! |--------------------------------------------------|---------------------------------------------|-------------------|
 //! | counts by the clock, and the end moved           | to the end, if that is later                | `Clock`           |
-//! | counts by the clock, and the source is `Unknown` | to the end, if that is later                | `Clock`           |
+//! | counts by the clock, and the source is another   | to the end, if that is later                | `Clock`           |
 //! | either of these, in a key ahead of the clock     | to the end, if that is later                | as it was         |
 //! | counts with AT                                   | to the end plus a minute, if that is later  | `At`              |
 //! | moves the key back, which is not ahead then      | to the end, also if that is earlier         | `Clock`           |
@@ -150,7 +150,7 @@ impl Outcome {
     /// Whether the key may have to live longer, until what was just counted ends.
     fn may_end_later(&self, time: Time) -> bool {
         let Change { end_moved, given_back, .. } = self.change;
-        let may_end_later = || time.at.is_some() || self.source == TimeSource::Unknown;
+        let may_end_later = || time.at.is_some() || self.source != TimeSource::Clock;
         self.changed() && (end_moved || (may_end_later() && !given_back))
     }
 
