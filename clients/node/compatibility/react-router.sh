@@ -1,7 +1,7 @@
 # A production build of React Router: a loader with a guard refuses the third request of two.
 #
 # language: node
-# with: react-router @react-router/dev @react-router/node @react-router/serve react react-dom vite isbot redis
+# with: react-router@7.9.0 @react-router/dev@7.9.0 @react-router/node@7.9.0 @react-router/serve@7.9.0 react@19 react-dom@19 vite@6 isbot@5 redis
 # expect: 200 200 429
 
 mkdir -p app/routes
