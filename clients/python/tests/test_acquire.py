@@ -376,7 +376,7 @@ def test_of_a_log_one_thread_of_a_process_asks_and_the_others_stand_in_order_beh
             assert limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
             served.append(number)
 
-        queue = queue_of(os.getpid(), limiter._asking, "k")
+        queue = queue_of(limiter._asking.here().queues, None, "k")
         threads = [threading.Thread(target=waits, args=[number]) for number in range(30)]
         with paused(raw):
             for thread in threads:
@@ -440,7 +440,7 @@ def test_a_thread_that_is_interrupted_leaves_its_turn_to_the_next(server: Server
             interrupted = pool.submit(first)
             assert is_asleep.wait(PATIENCE)
             next_one = pool.submit(limiter.acquire, "log", "k", "1/1h")
-            queue = queue_of(os.getpid(), limiter._asking, "k")
+            queue = queue_of(limiter._asking.here().queues, None, "k")
             wait_for("the next to wait", lambda: queue.asleep)
             is_over.set()
             interrupted.result(PATIENCE)

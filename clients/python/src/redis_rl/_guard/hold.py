@@ -111,9 +111,9 @@ class _Hold:
         return Share(wire.sendable(self.key), rules, 1)
 
     def _queue_in(self, where: Hashable) -> Queue:
-        """Begins to ask in this process or event loop, and returns the queue for the place."""
+        """Begins to ask in this event loop, or in threads, and returns the queue for the place."""
         self._asking = self._asks.here()
-        self._queue = queue_of(where, self._asks, *self._share[:2], make=_Places)
+        self._queue = queue_of(self._asking.queues, where, *self._share[:2], make=_Places)
         # So that it knows of the last places when it is asked for the next.
         self._asking.recent.append(self._queue)
         return self._queue
@@ -245,7 +245,7 @@ class Hold(_Hold):
     _hook: Callable[[Key], object] | None = None
 
     def __enter__(self) -> Hold:
-        in_thread(self._enter(ThreadWaiter(self._queue_in(os.getpid()), self._sleep)))
+        in_thread(self._enter(ThreadWaiter(self._queue_in(None), self._sleep)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
 from inspect import isawaitable
@@ -247,7 +246,7 @@ class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):
             raise
 
     def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        queue = queue_of(os.getpid(), self._asking, share.key)
+        queue = queue_of(self._asking.here().queues, None, share.key)
         return in_thread(self._served(ThreadWaiter(queue, self._sleep), share, timeout_ms))
 
 
@@ -291,13 +290,14 @@ class AsyncRateLimiter(
             raise
 
     async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
+        here = self._asking.here()
         if share.rules.is_ahead:
-            here = self._asking.here()
-            line = queue_of(running(), self._asking, share.key, share.rules.quotas, share.cost, make=BucketLine)
+            name = (running(), share.key, share.rules.quotas, share.cost)
+            line = queue_of(here.queues, *name, make=BucketLine)
             # It lasts while a turn is kept.
             here.recent.append(line)
             return await line.acquire(here, share, timeout_ms, self._sleep)
-        queue = queue_of(running(), self._asking, share.key)
+        queue = queue_of(here.queues, running(), share.key)
         return await self._served(TaskWaiter(queue, self._sleep), share, timeout_ms)
 
 

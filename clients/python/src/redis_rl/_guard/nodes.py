@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
+from weakref import ref
 
 from .._commands.wire import Clock, Key, take, verdict
 from .._keys import Keys, Outcome, Request, Share
@@ -166,6 +167,8 @@ class Asking:
         """``remember`` is in seconds. ``clock`` decides instead of the server's and this process's."""
         self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
+        # Those who wait, by what they wait for. A limiter in memory has event loops and threads in one.
+        self.queues: dict[Any, ref[Any]] = {}
         # The places that were asked for last, which else would be forgotten when nobody has one.
         self.recent: deque[Any] = deque(maxlen=1000)
 

@@ -182,12 +182,9 @@ def in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
     raise RuntimeError("it waits for an event loop")
 
 
-_queues: dict[Any, ref[Queue]] = {}
-
-
-def queue_of(where: Hashable, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
-    """Returns the queue of this name, in a process by its number or in an event loop. It lasts while in use."""
-    key, made = (where, *name), make()
+def queue_of(queues: dict[Any, ref[Any]], *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
+    """Returns the queue of this name among those of a process or an event loop. It lasts while in use."""
+    made = make()
     # One instruction both looks and adds. The last one that waits takes the entry away with the queue.
-    lost: Any = partial(_queues.pop, key)
-    return _queues.setdefault(key, ref(made, lost))() or made
+    lost: Any = partial(queues.pop, name)
+    return queues.setdefault(name, ref(made, lost))() or made
