@@ -6,7 +6,17 @@ import { after, before, describe, test } from "node:test";
 import { createClientPool, createSentinel } from "redis";
 import { type Client, rl, withTimeout } from "redis-rl";
 import { type Ask, guarded, LIMIT, stores } from "./asks.js";
-import { command, opened, Server, socket, startSentinel, tally, waitFor, work, libraries } from "./harness.js";
+import {
+  command,
+  opened,
+  Server,
+  socket,
+  startSentinel,
+  tally,
+  waitFor,
+  work,
+  libraries,
+} from "./harness.js";
 
 /** A server answers in less, on the busiest machine, and this process is busy for longer. */
 const TIMEOUT_MS = 1000;
