@@ -16,8 +16,11 @@ use crate::workload::{Algorithm, Workload};
 /// The server on which the ratios were recorded.
 const SERVER: &str = "Redis 7.0.";
 
-/// A request may cost so much of what is recorded.
-const TOLERANCE: f64 = 1.01;
+/// The module's own instructions may be so much of what is recorded. They hardly differ from run to run.
+const OWN_TOLERANCE: f64 = 1.01;
+
+/// Ratios may. In all of a server the keys lie elsewhere in each run: its instructions differ by up to 1.2 %.
+const RATIO_TOLERANCE: f64 = 1.02;
 
 /// What was recorded of a workload: the module's own instructions for a request, all of the server as a ratio to another workload,
 /// the workload, and that other. A figure rises only in a commit that names the feature it pays for.
@@ -70,7 +73,7 @@ pub fn check(setup: &Setup) -> Result<()> {
     let mut report = Report::default();
     report.table("Instructions", ["", "recorded", "measured", "more"], "");
     let mut worse = 0;
-    for Measured { name, recorded, measured } in of_memory?.into_iter().chain(of_file?) {
+    for Measured { name, recorded, measured, tolerance } in of_memory?.into_iter().chain(of_file?) {
         let more = measured / recorded;
         worse += usize::from(more > TOLERANCE);
         report.row([
@@ -81,7 +84,7 @@ pub fn check(setup: &Setup) -> Result<()> {
         ]);
     }
     print!("{report}");
-    ensure!(worse == 0, "{worse} figures are more than 1 % above the recorded ones");
+    ensure!(worse == 0, "{worse} figures are more above the recorded ones than they may be");
     Ok(())
 }
 
@@ -90,6 +93,7 @@ struct Measured {
     name: String,
     recorded: f64,
     measured: f64,
+    tolerance: f64,
 }
 
 fn count_in_memory(setup: &Setup) -> Result<Vec<Measured>> {
@@ -117,7 +121,12 @@ fn count_with_file(setup: &Setup) -> Result<Vec<Measured>> {
     };
     let (loaded, base) = (Workload::keys(3, Algorithm::FIXED), Workload::incr());
     let name = format!("{}, loaded; to {}", loaded.name, base.name);
-    measured.push(Measured { name, recorded: LOADING, measured: load(&loaded)? / load(&base)? });
+    measured.push(Measured {
+        name,
+        recorded: LOADING,
+        measured: load(&loaded)? / load(&base)?,
+        tolerance: RATIO_TOLERANCE,
+    });
     Ok(measured)
 }
 
@@ -143,8 +152,14 @@ fn compare(suffix: &str, rows: Vec<Recorded>, counter: &Counter) -> Result<Vec<M
             name: format!("{name}; to {}", base.name),
             recorded: ratio,
             measured: to_base,
+            tolerance: RATIO_TOLERANCE,
         });
-        measured.push(Measured { name: format!("{name}; own"), recorded: own, measured: instructions.own });
+        measured.push(Measured {
+            name: format!("{name}; own"),
+            recorded: own,
+            measured: instructions.own,
+            tolerance: OWN_TOLERANCE,
+        });
     }
     Ok(measured)
 }
