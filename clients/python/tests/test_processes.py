@@ -225,6 +225,8 @@ def test_workers_end_while_redis_is_away(model: Model, own_server: Server, tmp_p
         assert Counter(pool.map(lambda _: status(), range(20))) == {503: 20}
 
 
+# A server that reads too late finds the socket of a process that has ended reset, and the last words on it lost.
+@pytest.mark.rest
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_the_places_of_streams_are_free_when_the_grace_of_uvicorn_has_ended(
     server: Server, tmp_path: Path, loop: str
