@@ -126,7 +126,7 @@ fn run(language: Language, redis_port: u16, settings: &[(&str, &str)]) -> (Proce
         .env("PORT", "0")
         .env("REDIS_URL", format!("redis://127.0.0.1:{redis_port}"))
         // Long enough for a busy machine. A port without a listener refuses at once anyway.
-        .env("REDIS_TIMEOUT_MS", (3 * PATIENCE).as_millis().to_string())
+        .env("REDIS_TIMEOUT_MS", PATIENCE.as_millis().to_string())
         .envs(settings.iter().copied());
     let process = Process::spawn(&mut command, folder.path().join("log"));
     (process.unwrap_or_else(|error| panic!("{error}")), folder)
