@@ -3,7 +3,7 @@
 # with: flask redis
 # with: flask valkey
 # ci
-# expect: silent: 2 or fewer waited, of 40
+# expect: silent: 4 or fewer waited, of 40
 # expect: back: 200 200 429
 import os
 import signal
@@ -44,7 +44,8 @@ for thread in threads:
 for thread in threads:
     thread.join()
 waited = sum(seconds > 0.07 for seconds in took)
-print(f"silent: {'2 or fewer' if waited <= 2 else waited} waited, of {len(took)}")
+# Two come before that is known, and on a busy machine some more.
+print(f"silent: {'4 or fewer' if waited <= 4 else waited} waited, of {len(took)}")
 os.kill(server, signal.SIGCONT)
 until = time.monotonic() + 1
 while time.monotonic() < until:
