@@ -5,7 +5,7 @@
 
 pub mod entry;
 pub mod large;
-mod run;
+pub mod run;
 pub mod short;
 mod starts;
 pub mod varint;

@@ -15,8 +15,9 @@ use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 /// all its entries takes a microsecond or two.
 const BLOCK_BYTES: usize = 1024;
 
+/// Entries in one allocation.
 #[derive(Clone, Debug)]
-struct Block {
+pub struct Block {
     bytes: Vec<u8>,
     before: Mark,
 }
