@@ -129,7 +129,7 @@ impl Counters {
         }
     }
 
-    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    /// Returns the same counters, with every allocation passed through `mover`.
     pub fn relocate(self, mover: &mut impl Mover) -> Counters {
         let mut moved = |many| {
             let mut many: Box<Many> = mover.move_box(many);

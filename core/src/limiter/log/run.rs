@@ -114,7 +114,7 @@ impl Run {
         bytes
     }
 
-    /// See [`Entries::seek`](super::Entries::seek).
+    /// The places around the first entry that `passes` rejects, as [`Entries::seek`](super::Entries::seek) has them.
     pub fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
@@ -302,7 +302,7 @@ impl Run {
         self.blocks.len() + 1
     }
 
-    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
+    /// Passes every allocation through `mover`.
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         // The conversions to a vector and back keep the allocation.
         let mut blocks = mover.move_vec(Vec::from(std::mem::take(&mut self.blocks)));
