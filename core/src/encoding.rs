@@ -385,7 +385,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             && let Some(rest) = word.strip_prefix(FORGET)
         {
             (word, forgot) = (rest, true);
-            quotas.iter_mut().for_each(|quota| *quota = Recorded::quota(quota.window(), forgot));
+            quotas.iter_mut().for_each(|quota| *quota = Recorded::stand_in(quota.window(), forgot));
             break;
         }
         if algorithm == Algorithm::Bucket
@@ -400,7 +400,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             word = word.strip_prefix(b"/")?;
             Quota::new(limit, read_window(&mut word, algorithm)?)?
         } else {
-            Recorded::quota(read_window(&mut word, algorithm)?, forgot)
+            Recorded::stand_in(read_window(&mut word, algorithm)?, forgot)
         };
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;
