@@ -75,7 +75,7 @@ pub fn check(setup: &Setup) -> Result<()> {
     let mut worse = 0;
     for Measured { name, recorded, measured, tolerance } in of_memory?.into_iter().chain(of_file?) {
         let more = measured / recorded;
-        worse += usize::from(more > TOLERANCE);
+        worse += usize::from(more > tolerance);
         report.row([
             name,
             format!("{recorded:.3}"),
