@@ -6,7 +6,8 @@ use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
 use crate::limiter::{
-    Algorithm, Calendar, Cost, MAX_TIERS, Mismatch, Mode, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
+    Algorithm, Calendar, Cost, DAY_MS, HOUR_MS, MAX_TIERS, MINUTE_MS, Mismatch, Mode, Quota, QuotaList,
+    SECOND_MS, UnixMs, WindowMs, leading_integer,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -131,6 +132,7 @@ pub struct Options {
 }
 
 /// Parses the options of a command: in any order, in either case, each at most once.
+#[inline(never)]
 fn parse_options<W: AsRef<[u8]>>(
     words: &[W],
     verb: Verb,
@@ -360,11 +362,11 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
 fn parse_length(arg: &[u8]) -> Option<WindowMs> {
     let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
-        [] | [b's' | b'S'] => 1_000,
+        [] | [b's' | b'S'] => SECOND_MS,
         [b'm' | b'M', b's' | b'S'] => 1,
-        [b'm' | b'M'] => 60_000,
-        [b'h' | b'H'] => 3_600_000,
-        [b'd' | b'D'] => 86_400_000,
+        [b'm' | b'M'] => MINUTE_MS,
+        [b'h' | b'H'] => HOUR_MS,
+        [b'd' | b'D'] => DAY_MS,
         _ => return None,
     };
     WindowMs::new(number.checked_mul(unit_ms)?)
