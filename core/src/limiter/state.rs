@@ -9,7 +9,7 @@ use super::counters::{CALENDAR_APART, Counters, Method, Numbered};
 use super::decision::{Decision, Mismatch, Mode, Request, RowVerdict, State, StateMut};
 use super::lifetime::{MoveBack, Outcome, OwnTime, TimeSource};
 use super::log::large::Large;
-use super::log::short::{self, LogHolder, Short};
+use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
 use super::log::{Entries, Entry};
 use super::quota::{Cost, Quota, QuotaList, Time, UnixMs, WindowMs};
 
@@ -42,6 +42,17 @@ pub enum Limiter {
     Buckets(Box<Vec<bucket::PackedBucket>>),
 }
 
+/// Matches a short log of any size.
+macro_rules! any_short {
+    () => {
+        Limiter::Short32(_)
+            | Limiter::Short48(_)
+            | Limiter::Short64(_)
+            | Limiter::Short128(_)
+            | Limiter::Short256(_)
+    };
+}
+
 /// Matches buckets.
 macro_rules! any_buckets {
     () => {
@@ -49,55 +60,18 @@ macro_rules! any_buckets {
     };
 }
 
-/// What depends on the size of a short log.
-macro_rules! short_logs {
-    ($($name:ident of $size:literal),*) => {
-        /// Matches a short log of any size.
-        macro_rules! any_short {
-            () => { $(Limiter::$name(_))|* };
-        }
-
-        impl LogHolder for Limiter {
-            fn allocate(bytes: &[u8], size: usize) -> Limiter {
-                match size {
-                    $(..=$size => Limiter::$name(filled(bytes)),)*
-                    _ => unreachable!("a short log fits the largest allocation"),
-                }
-            }
-
-            /// Empty if the limiter is no short log.
-            #[cfg_attr(not(target_family = "wasm"), inline(always))]
-            fn bytes(&self) -> &[u8] {
-                match self {
-                    $(Limiter::$name(bytes) => &bytes[..],)*
-                    _ => &[],
-                }
-            }
-
-            fn bytes_mut(&mut self) -> &mut [u8] {
-                match self {
-                    $(Limiter::$name(bytes) => &mut bytes[..],)*
-                    _ => &mut [],
-                }
-            }
-        }
-
-        /// Returns the same limiter, with the allocation of a short log passed through `mover`.
-        fn relocate_short(limiter: Limiter, mover: &mut impl Mover) -> Limiter {
-            match limiter {
-                $(Limiter::$name(bytes) => Limiter::$name(mover.move_box(bytes)),)*
-                other => other,
-            }
+/// Evaluates an expression about the allocation of a short log; if the limiter is none, the expression `otherwise`.
+macro_rules! of_short {
+    ($limiter:expr, $bytes:ident => $then:expr, $otherwise:expr) => {
+        match $limiter {
+            Limiter::Short32($bytes) => $then,
+            Limiter::Short48($bytes) => $then,
+            Limiter::Short64($bytes) => $then,
+            Limiter::Short128($bytes) => $then,
+            Limiter::Short256($bytes) => $then,
+            Limiter::Counters(_) | Limiter::Large(_) | any_buckets!() => $otherwise,
         }
     };
-}
-
-short_logs!(Short32 of 32, Short48 of 48, Short64 of 64, Short128 of 128, Short256 of 256);
-
-fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
-    let mut filled = Box::new([0; N]);
-    filled[..bytes.len()].copy_from_slice(bytes);
-    filled
 }
 
 /// A limiter to read, with short logs of all sizes in one variant, and all buckets.
@@ -158,6 +132,34 @@ macro_rules! change {
 }
 
 const _: () = assert!(size_of::<Limiter>() == 16);
+
+impl LogHolder for Limiter {
+    fn allocate(bytes: &[u8], size: usize) -> Limiter {
+        fn filled<const N: usize>(bytes: &[u8]) -> Box<[u8; N]> {
+            let mut filled = Box::new([0; N]);
+            filled[..bytes.len()].copy_from_slice(bytes);
+            filled
+        }
+        match size {
+            0..=LEAST_BYTES => Limiter::Short32(filled(bytes)),
+            33..=48 => Limiter::Short48(filled(bytes)),
+            49..=64 => Limiter::Short64(filled(bytes)),
+            65..=128 => Limiter::Short128(filled(bytes)),
+            129..=MOST_BYTES => Limiter::Short256(filled(bytes)),
+            _ => unreachable!("a short log fits the largest allocation"),
+        }
+    }
+
+    /// Empty if the limiter is no short log.
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
+    fn bytes(&self) -> &[u8] {
+        of_short!(self, bytes => &bytes[..], &[])
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        of_short!(self, bytes => &mut bytes[..], &mut [])
+    }
+}
 
 impl bucket::BucketHolder for Limiter {
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
@@ -541,7 +543,11 @@ impl Limiter {
                 large.relocate(mover);
                 Limiter::Large(large)
             }
-            any_short!() => relocate_short(self, mover),
+            Limiter::Short32(bytes) => Limiter::Short32(mover.move_box(bytes)),
+            Limiter::Short48(bytes) => Limiter::Short48(mover.move_box(bytes)),
+            Limiter::Short64(bytes) => Limiter::Short64(mover.move_box(bytes)),
+            Limiter::Short128(bytes) => Limiter::Short128(mover.move_box(bytes)),
+            Limiter::Short256(bytes) => Limiter::Short256(mover.move_box(bytes)),
             Limiter::Bucket(bucket) => Limiter::Bucket(mover.move_box(bucket)),
             Limiter::Buckets(buckets) => {
                 let mut buckets = mover.move_box(buckets);
