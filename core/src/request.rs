@@ -122,65 +122,63 @@ impl Verb {
     }
 }
 
-/// The options of RL.ALL.
+/// The options of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Count the units even if a key refuses.
-    pub force: bool,
+    /// Units to take, or to give back if negative; 1 by default. Each row of RL.ALL has its own.
+    pub cost: Option<Cost>,
+    /// What becomes of the request if it is over the limit.
+    pub mode: Mode,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
 }
 
-/// Parses the options of a command: in any order, in either case, each at most once.
-#[inline(never)]
-fn parse_options<W: AsRef<[u8]>>(
-    words: &[W],
-    verb: Verb,
-) -> Result<(Option<Cost>, Mode, Option<UnixMs>), Refusal> {
-    let (takes_cost, takes_force) = (verb != Verb::All, verb != Verb::Peek);
-    let takes_partial = matches!(verb, Verb::Take(_));
-    let (mut cost, mut mode, mut at) = (None, Mode::AllOrNothing, None);
-    let mut words = words.iter().map(W::as_ref);
-    while let Some(name) = words.next() {
-        if name.eq_ignore_ascii_case(b"COST") && takes_cost && cost.is_none() {
-            let value = words.next().ok_or(Refusal::SYNTAX)?;
-            cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
-        } else if name.eq_ignore_ascii_case(b"AT") && at.is_none() {
-            let value = words.next().ok_or(Refusal::SYNTAX)?;
-            at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
-        } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force {
-            set_mode(&mut mode, Mode::Force)?;
-        } else if name.eq_ignore_ascii_case(b"PARTIAL") {
-            if !takes_partial {
-                return Err(Refusal::PARTIAL);
+impl Options {
+    /// Parses the options of a command: in any order, in either case, each at most once.
+    fn parse<W: AsRef<[u8]>>(words: &[W], verb: Verb) -> Result<Options, Refusal> {
+        let (takes_cost, takes_force) = (verb != Verb::All, verb != Verb::Peek);
+        let takes_partial = matches!(verb, Verb::Take(_));
+        let mut parsed = Options::default();
+        let mut words = words.iter().map(W::as_ref);
+        while let Some(name) = words.next() {
+            if name.eq_ignore_ascii_case(b"COST") && takes_cost && parsed.cost.is_none() {
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
+                parsed.cost = Some(parse_cost(value).ok_or(Refusal::COST)?);
+            } else if name.eq_ignore_ascii_case(b"AT") && parsed.at.is_none() {
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
+                parsed.at = Some(parse_safe_integer(value).and_then(UnixMs::new).ok_or(Refusal::AT)?);
+            } else if name.eq_ignore_ascii_case(b"FORCE") && takes_force {
+                parsed.set_mode(Mode::Force)?;
+            } else if name.eq_ignore_ascii_case(b"PARTIAL") {
+                if !takes_partial {
+                    return Err(Refusal::PARTIAL);
+                }
+                parsed.set_mode(Mode::Partial)?;
+            } else if name.eq_ignore_ascii_case(b"WITHIN") {
+                if verb != Verb::Take(Algorithm::Bucket) {
+                    return Err(Refusal::WITHIN_OF_BUCKET);
+                }
+                let value = words.next().ok_or(Refusal::SYNTAX)?;
+                parsed.set_mode(Mode::Within(
+                    parse_window(value, Some(Algorithm::Bucket)).map_err(|_| Refusal::WITHIN)?,
+                ))?;
+            } else {
+                return Err(Refusal::SYNTAX);
             }
-            set_mode(&mut mode, Mode::Partial)?;
-        } else if name.eq_ignore_ascii_case(b"WITHIN") {
-            if verb != Verb::Take(Algorithm::Bucket) {
-                return Err(Refusal::WITHIN_OF_BUCKET);
-            }
-            let value = words.next().ok_or(Refusal::SYNTAX)?;
-            let most = parse_window(value, Some(Algorithm::Bucket)).map_err(|_| Refusal::WITHIN)?;
-            set_mode(&mut mode, Mode::Within(most))?;
-        } else if verb == Verb::All && mode == Mode::AllOrNothing && at.is_none() {
-            // What follows the rows does not begin with an option, so it is a part of one more.
-            return Err(Refusal::ROW);
-        } else {
-            return Err(Refusal::SYNTAX);
         }
+        Ok(parsed)
     }
-    Ok((cost, mode, at))
-}
 
-fn set_mode(mode: &mut Mode, to: Mode) -> Result<(), Refusal> {
-    match (*mode, to) {
-        (Mode::AllOrNothing, _) => *mode = to,
-        (Mode::Within(_), Mode::Within(_)) => return Err(Refusal::SYNTAX),
-        (Mode::Within(_), _) | (_, Mode::Within(_)) => return Err(Refusal::WITHIN_AND_OTHERS),
-        (other, _) if other == to => return Err(Refusal::SYNTAX),
-        _ => return Err(Refusal::FORCE_AND_PARTIAL),
+    fn set_mode(&mut self, mode: Mode) -> Result<(), Refusal> {
+        match (self.mode, mode) {
+            (Mode::AllOrNothing, _) => self.mode = mode,
+            (Mode::Within(_), Mode::Within(_)) => return Err(Refusal::SYNTAX),
+            (Mode::Within(_), _) | (_, Mode::Within(_)) => return Err(Refusal::WITHIN_AND_OTHERS),
+            (other, _) if other == mode => return Err(Refusal::SYNTAX),
+            _ => return Err(Refusal::FORCE_AND_PARTIAL),
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The arguments of a command about one key: everything after the key.
@@ -190,7 +188,7 @@ pub struct Arguments {
     pub quotas: QuotaList,
     /// Units to take, or to give back if negative; 1 by default.
     pub cost: Cost,
-    /// What becomes of it if it is over the limit. RL.PEEK, which counts nothing, does not take it.
+    /// What becomes of it if it is over the limit.
     pub mode: Mode,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
@@ -222,7 +220,7 @@ impl Arguments {
             return Err(Refusal::Arity);
         }
         if !words.is_empty() {
-            let (cost, mode, at) = parse_options(words, verb)?;
+            let Options { cost, mode, at } = Options::parse(words, verb)?;
             parsed = Arguments { cost: cost.unwrap_or(Cost::ONE), mode, at, ..parsed };
         }
         Ok(parsed)
@@ -265,11 +263,12 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
             rows[last].task.of_key = None;
         }
     }
-    if options.is_empty() {
-        return Ok(Options::default());
+    let [first, ..] = options else { return Ok(Options::default()) };
+    let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
+    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") && !is_option(b"WITHIN") {
+        return Err(Refusal::ROW);
     }
-    let (_, mode, at) = parse_options(options, Verb::All)?;
-    Ok(Options { force: mode == Mode::Force, at })
+    Options::parse(options, Verb::All)
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.

@@ -142,7 +142,7 @@ fn rows<'a>(words: &[&'a [u8]]) -> Option<(Vec<Row<'a>>, Options)> {
         rows.push(row);
     }
     let (None, mode @ (Mode::AllOrNothing | Mode::Force), at) = chosen(&options)? else { return None };
-    let options = Options { force: mode == Mode::Force, at };
+    let options = Options { cost: None, mode, at };
     (1..=MAX_ROWS).contains(&rows.len()).then_some((rows, options))
 }
 

@@ -4,8 +4,8 @@ use super::commit;
 use crate::keyspace::OpenKeys;
 use crate::server::{self, Call, Command};
 use crate::stats;
-use redis_rl_core::limiter::Time;
 use redis_rl_core::limiter::several::{self, Parts};
+use redis_rl_core::limiter::{Mode, Time};
 use redis_rl_core::reply;
 use redis_rl_core::request::{self, Refusal};
 
@@ -17,7 +17,7 @@ impl Command for All {
         let options = request::parse_rows(call.args(), &mut rows)?;
         let time = Time { clock: server::now(), at: options.at };
         let mut keys = OpenKeys::to_write(call, &mut rows)?;
-        let answer = several::run(keys.parts(), options.force, time)?;
+        let answer = several::run(keys.parts(), options.mode == Mode::Force, time)?;
         keys.move_expiries_and_close();
         commit::carry_out_all(call, &mut rows, false, several::effect);
         let mut changed = false;

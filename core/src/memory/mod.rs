@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::limiter::key;
 use crate::limiter::several::{self, Parts};
-use crate::limiter::{Algorithm, Request, Time, UnixMs};
+use crate::limiter::{Algorithm, Mode, Request, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Arguments, Refusal, Verb};
 use reserve::{Needed, Reserve};
@@ -134,7 +134,7 @@ impl Memory {
             }
         }
         let answer = if (may_grow || !has_new) && self.reserve.lend(&needed) {
-            several::run(&mut rows, options.force, time).map_err(Refusal::from)
+            several::run(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
         } else {
             Err(Refusal::OUT_OF_MEMORY)
         };
