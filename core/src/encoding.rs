@@ -30,8 +30,9 @@ use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Calendar, Cost, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack,
-    Moved, Quota, QuotaList, Recorded, TimeSource, UnixMs, WindowMs, digits, leading_integer,
+    Algorithm, Bucket, Calendar, Cost, DAY_MS, Effect, HOUR_MS, Limiter, MAX_SAFE_INTEGER, MAX_TIERS,
+    MINUTE_MS, MostAhead, MoveBack, Moved, Quota, QuotaList, Recorded, SECOND_MS, TimeSource, UnixMs,
+    WindowMs, digits, leading_integer,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -351,7 +352,7 @@ fn put_moved(word: &mut EffectWord, Moved { back, expires }: &Moved) {
 
 /// The units of windows in effects, with their milliseconds.
 const UNITS: [(&[u8], u64); 5] =
-    [(b"ms", 1), (b"s", 1_000), (b"m", 60_000), (b"h", 3_600_000), (b"d", 86_400_000)];
+    [(b"ms", 1), (b"s", SECOND_MS), (b"m", MINUTE_MS), (b"h", HOUR_MS), (b"d", DAY_MS)];
 
 fn put(word: &mut EffectWord, bytes: &[u8]) {
     word.try_extend_from_slice(bytes).expect("the longest effect fits");
@@ -385,7 +386,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             && let Some(rest) = word.strip_prefix(FORGET)
         {
             (word, forgot) = (rest, true);
-            quotas.iter_mut().for_each(|quota| *quota = Recorded::quota(quota.window(), forgot));
+            quotas.iter_mut().for_each(|quota| *quota = Recorded::stand_in(quota.window(), forgot));
             break;
         }
         if algorithm == Algorithm::Bucket
@@ -400,7 +401,7 @@ pub fn decode_effect(word: &[u8]) -> Option<Effect> {
             word = word.strip_prefix(b"/")?;
             Quota::new(limit, read_window(&mut word, algorithm)?)?
         } else {
-            Recorded::quota(read_window(&mut word, algorithm)?, forgot)
+            Recorded::stand_in(read_window(&mut word, algorithm)?, forgot)
         };
         if quotas.iter().any(|other| other.window() == quota.window()) {
             return None;
@@ -436,10 +437,10 @@ fn read_window(word: &mut &[u8], algorithm: Algorithm) -> Option<WindowMs> {
             *word = rest;
             return WindowMs::of_calendar(Calendar::Months(number));
         }
-        [b's', rest @ ..] => (1_000, number.is_multiple_of(60), rest),
-        [b'm', rest @ ..] => (60_000, number.is_multiple_of(60), rest),
-        [b'h', rest @ ..] => (3_600_000, number.is_multiple_of(24), rest),
-        [b'd', rest @ ..] => (86_400_000, false, rest),
+        [b's', rest @ ..] => (SECOND_MS, number.is_multiple_of(60), rest),
+        [b'm', rest @ ..] => (MINUTE_MS, number.is_multiple_of(60), rest),
+        [b'h', rest @ ..] => (HOUR_MS, number.is_multiple_of(24), rest),
+        [b'd', rest @ ..] => (DAY_MS, false, rest),
         [b'w', rest @ ..] if algorithm == Algorithm::Fixed => {
             *word = rest;
             return WindowMs::of_calendar(Calendar::Weeks(number));

@@ -6,7 +6,8 @@ use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
 use crate::limiter::{
-    Algorithm, Calendar, Cost, MAX_TIERS, Mismatch, Mode, Quota, QuotaList, UnixMs, WindowMs, leading_integer,
+    Algorithm, Calendar, Cost, DAY_MS, HOUR_MS, MAX_TIERS, MINUTE_MS, Mismatch, Mode, Quota, QuotaList,
+    SECOND_MS, UnixMs, WindowMs, leading_integer,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -161,6 +162,9 @@ impl Options {
                 parsed.set_mode(Mode::Within(
                     parse_window(value, Some(Algorithm::Bucket)).map_err(|_| Refusal::WITHIN)?,
                 ))?;
+            } else if verb == Verb::All && parsed == Options::default() {
+                // What follows the rows begins with no option, so it is part of one more.
+                return Err(Refusal::ROW);
             } else {
                 return Err(Refusal::SYNTAX);
             }
@@ -187,7 +191,7 @@ pub struct Arguments {
     pub quotas: QuotaList,
     /// Units to take, or to give back if negative; 1 by default.
     pub cost: Cost,
-    /// What becomes of it if it is over the limit.
+    /// What becomes of it if it is over the limit. RL.PEEK, which counts nothing, has no such option.
     pub mode: Mode,
     /// Decide as of this time instead of the clock's.
     pub at: Option<UnixMs>,
@@ -262,12 +266,7 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
             rows[last].task.of_key = None;
         }
     }
-    let [first, ..] = options else { return Ok(Options::default()) };
-    let is_option = |name: &[u8]| first.as_ref().eq_ignore_ascii_case(name);
-    if !is_option(b"FORCE") && !is_option(b"AT") && !is_option(b"PARTIAL") && !is_option(b"WITHIN") {
-        return Err(Refusal::ROW);
-    }
-    Options::parse(options, Verb::All)
+    if options.is_empty() { Ok(Options::default()) } else { Options::parse(options, Verb::All) }
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.
@@ -360,11 +359,11 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
 fn parse_length(arg: &[u8]) -> Option<WindowMs> {
     let (number, unit) = leading_integer(arg)?;
     let unit_ms = match unit {
-        [] | [b's' | b'S'] => 1_000,
+        [] | [b's' | b'S'] => SECOND_MS,
         [b'm' | b'M', b's' | b'S'] => 1,
-        [b'm' | b'M'] => 60_000,
-        [b'h' | b'H'] => 3_600_000,
-        [b'd' | b'D'] => 86_400_000,
+        [b'm' | b'M'] => MINUTE_MS,
+        [b'h' | b'H'] => HOUR_MS,
+        [b'd' | b'D'] => DAY_MS,
         _ => return None,
     };
     WindowMs::new(number.checked_mul(unit_ms)?)

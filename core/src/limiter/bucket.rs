@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 
 use super::algorithm::WindowUsage;
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
-use super::lifetime::{Change, MoveBack, TimeSource};
+use super::lifetime::{Change, MoveBack, TimeSource, moved_back};
 use super::quota::{MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, UnixMs, WindowMs};
 
 /// The bucket of one window length.
@@ -398,15 +398,8 @@ impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
 
 impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
     fn move_back(&mut self, to: MoveBack) -> bool {
-        let mut buckets: Vec<Bucket> = self.iter().collect();
-        let mut moved = false;
-        for bucket in &mut buckets {
-            moved |= bucket.move_back(to);
-        }
-        if moved {
-            self.replace(&buckets);
-        }
-        moved
+        let moved = moved_back(self.iter(), |bucket| bucket.move_back(to));
+        moved.map(|buckets| self.replace(&buckets)).is_some()
     }
 
     #[inline(always)]

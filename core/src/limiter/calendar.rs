@@ -4,9 +4,8 @@
 
 use arrayvec::ArrayString;
 
-use super::quota::{Calendar, UnixMs, digits};
+use super::quota::{Calendar, DAY_MS, UnixMs, digits};
 
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 const WEEK_MS: u64 = 7 * DAY_MS;
 
 /// How long before 1970 the first week begins.

@@ -152,10 +152,10 @@ pub trait State {
     /// Whether the key can hold the windows of these quotas beside those that still count.
     fn windows_fit(&self, quotas: &[Quota], now: UnixMs) -> bool;
 
-    /// See [`Limiter::is_ahead_of`](super::Limiter::is_ahead_of).
+    /// Whether its own time is later than `now`.
     fn is_ahead_of(&self, now: UnixMs) -> bool;
 
-    /// See [`Limiter::newest_in`](super::Limiter::newest_in).
+    /// The latest time that anything was counted at in windows of `quotas`; in a log, in any window.
     fn newest_in(&self, quotas: &[Quota]) -> UnixMs;
 
     /// The same, except that units that somebody waits for are as of the time at which they are there.
@@ -169,7 +169,7 @@ pub trait State {
     /// Whether it holds no units, not even expired ones.
     fn is_empty(&self) -> bool;
 
-    /// See [`Limiter::lifetime_ms`](super::Limiter::lifetime_ms).
+    /// How long from `now` it can affect a decision, in milliseconds; of a log, rounded up.
     fn lifetime_ms(&self, now: UnixMs) -> u64;
 
     /// Whether units are kept for less time than the window of `quota`.

@@ -42,8 +42,8 @@ pub struct Recorded {
     pub units: Cost,
     /// The time as of which that was done.
     pub at: UnixMs,
-    /// The windows in which that was done: at least one quota, each with a different window. For the limits, see
-    /// [`Recorded::quota`] and [`Algorithm::counts_by_limit`].
+    /// The windows in which that was done: at least one quota, each with a different window. The limits are those of the request
+    /// only if the algorithm [counts by them](Algorithm::counts_by_limit). Else they follow from `forgot`: [`Recorded::stand_in`].
     pub quotas: QuotaList,
     /// Whether a log forgot its oldest entry meanwhile, since `FORCE` had counted far more than the limit.
     pub forgot: bool,
@@ -60,7 +60,7 @@ impl Recorded {
         let forgot = outcome.change.forgot;
         let told = |quota: &Quota| match algorithm.counts_by_limit() {
             true => *quota,
-            false => Recorded::quota(quota.window(), forgot),
+            false => Recorded::stand_in(quota.window(), forgot),
         };
         // How far a bucket fills up depends on all that is given back, not only on what was missing.
         let told_whole = algorithm.counts_by_limit() && cost.get() < 0;
@@ -78,7 +78,7 @@ impl Recorded {
     /// The quota by which a copy counts if it is not told the limit. Only what a log forgets depends on that: with a limit of 0 it
     /// forgets an entry, as the request did; with the largest, none that the request kept.
     #[inline(always)]
-    pub fn quota(window: WindowMs, forgot: bool) -> Quota {
+    pub fn stand_in(window: WindowMs, forgot: bool) -> Quota {
         Quota::new(if forgot { 0 } else { MAX_SAFE_INTEGER }, window).expect("both are limits")
     }
 

@@ -60,7 +60,7 @@ pub struct Answer {
     pub pending: Pending,
     /// What the reply to PARTIAL and WITHIN tells besides the verdict.
     pub granted: Option<Granted>,
-    /// See [`longest_wait_ms`].
+    /// An upper bound on the waits in the reply.
     longest_wait_ms: u64,
 }
 

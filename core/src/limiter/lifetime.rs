@@ -88,6 +88,16 @@ impl MoveBack {
     }
 }
 
+/// The counters or buckets of a key after each was moved back, if it was too far ahead of the clock; `None` if none was.
+pub(super) fn moved_back<T>(
+    all: impl Iterator<Item = T>,
+    move_back: impl Fn(&mut T) -> bool,
+) -> Option<Vec<T>> {
+    let (mut all, mut moved): (Vec<T>, _) = (all.collect(), false);
+    all.iter_mut().for_each(|one| moved |= move_back(one));
+    moved.then_some(all)
+}
+
 /// What a request counted or gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {

@@ -37,7 +37,7 @@ pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
 pub use quota::{
-    Calendar, Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
-    leading_integer,
+    Calendar, Cost, DAY_MS, HOUR_MS, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, MINUTE_MS, Quota, QuotaList,
+    SECOND_MS, Time, UnixMs, WindowMs, digits, leading_integer,
 };
 pub use state::Limiter;

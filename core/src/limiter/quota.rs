@@ -31,6 +31,12 @@ pub fn leading_integer(arg: &[u8]) -> Option<(u64, &[u8])> {
     valid.then(|| (value, &arg[digits..]))
 }
 
+/// The units of windows with a length, in milliseconds.
+pub const SECOND_MS: u64 = 1_000;
+pub const MINUTE_MS: u64 = 60 * SECOND_MS;
+pub const HOUR_MS: u64 = 60 * MINUTE_MS;
+pub const DAY_MS: u64 = 24 * HOUR_MS;
+
 /// The decimal digits of an integer, at the end of `buffer`.
 pub fn digits(integer: u64, buffer: &mut [u8; 20]) -> &[u8] {
     let (mut start, mut rest) = (buffer.len(), integer);
@@ -140,7 +146,7 @@ impl WindowMs {
     pub const MIN: WindowMs = WindowMs(NonZeroU64::MIN);
 
     /// 3650 days.
-    pub const MAX: WindowMs = WindowMs(NonZeroU64::new(3650 * 24 * 60 * 60 * 1000).expect("not zero"));
+    pub const MAX: WindowMs = WindowMs(NonZeroU64::new(3650 * DAY_MS).expect("not zero"));
 
     /// A window of `ms` milliseconds; `None` if 0 or more than [`WindowMs::MAX`].
     pub fn new(ms: u64) -> Option<WindowMs> {
@@ -181,7 +187,7 @@ impl WindowMs {
     pub fn length(self) -> Option<WindowMs> {
         match self.calendar() {
             None => Some(self),
-            Some(Calendar::Weeks(weeks)) => WindowMs::new(weeks * 7 * 86_400_000),
+            Some(Calendar::Weeks(weeks)) => WindowMs::new(weeks * 7 * DAY_MS),
             Some(Calendar::Months(_)) => None,
         }
     }

@@ -20,9 +20,9 @@ pub const MAX_ROWS: usize = 64;
 pub struct Part<N, K, T> {
     /// The name of the key.
     pub name: N,
-    /// See [`Parts::fingerprint`].
+    /// A number that differs for most names that differ.
     fingerprint: u64,
-    /// See [`Part::first`].
+    /// The index of the first part with the same key.
     first: usize,
     /// The key while it is open. Of several parts with one key, the first has it.
     pub key: Option<K>,

@@ -8,6 +8,10 @@ use std::hint::black_box;
 
 use arrayvec::ArrayVec;
 
+use crate::limiter::bucket::PackedBucket;
+use crate::limiter::counters::Counter;
+use crate::limiter::log::run::Block;
+use crate::limiter::log::short::LEAST_BYTES;
 use crate::limiter::several::MAX_ROWS;
 use crate::limiter::{Algorithm, Key};
 
@@ -19,10 +23,14 @@ const RESERVE: usize = 80 << 10;
 const OF_A_KEY: usize = 4 << 10;
 
 /// Bytes in the list of a large log's blocks for each of its allocations: the list doubles when it grows.
-const OF_AN_ALLOCATION: usize = 2 * 48;
+const OF_AN_ALLOCATION: usize = 2 * size_of::<Block>();
 
 /// Bytes of the block that a longer log needs.
 const OF_A_BLOCK: usize = 1280;
+
+/// Bytes that a counter or bucket takes in a list, with some to spare.
+const OF_A_TIER: usize = 48;
+const _: () = assert!(size_of::<Counter>() <= OF_A_TIER && size_of::<PackedBucket>() <= OF_A_TIER);
 
 /// The most pieces that stay allocated after a request: two for each key.
 const MOST_KEPT: usize = 2 * MAX_ROWS;
@@ -52,8 +60,10 @@ impl Needed {
                 self.kept.push(match (algorithm, tiers) {
                     // RL.FIXED may name a window of the calendar.
                     (Algorithm::Sliding, 1) => 0,
-                    (Algorithm::Bucket, 1) | (Algorithm::Log, _) => 32,
-                    (_, tiers) => 64 + 48 * tiers,
+                    (Algorithm::Bucket, 1) | (Algorithm::Log, _) => {
+                        size_of::<PackedBucket>().max(LEAST_BYTES)
+                    }
+                    (_, tiers) => 64 + OF_A_TIER * tiers,
                 });
             }
             Some(log) if log.algorithm() == Algorithm::Log => {

@@ -9,7 +9,7 @@ pub use counter::{ByCalendar, CALENDAR_APART, Counter, Method, Numbering};
 
 use super::algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 use super::decision::{Refund, Refunded, State, StateMut, Tier, Usage, fit_beside};
-use super::lifetime::{Change, MoveBack, TimeSource};
+use super::lifetime::{Change, MoveBack, TimeSource, moved_back};
 use super::quota::{MAX_COUNT, MAX_TIERS, Quota, UnixMs, WindowMs};
 use packed::PackedCounter;
 
@@ -129,7 +129,7 @@ impl Counters {
         }
     }
 
-    /// See [`Limiter::relocate`](super::Limiter::relocate).
+    /// Returns the same counters, with every allocation passed through `mover`.
     pub fn relocate(self, mover: &mut impl Mover) -> Counters {
         let mut moved = |many| {
             let mut many: Box<Many> = mover.move_box(many);
@@ -204,15 +204,8 @@ impl Counters {
     #[cold]
     #[inline(never)]
     fn move_back(&mut self, by: impl Numbering, to: MoveBack) -> bool {
-        let mut counters: Vec<Counter> = self.iter().collect();
-        let mut moved = false;
-        for counter in &mut counters {
-            moved |= counter.move_back(by, to);
-        }
-        if moved {
-            self.replace(counters);
-        }
-        moved
+        let moved = moved_back(self.iter(), |counter| counter.move_back(by, to));
+        moved.map(|counters| self.replace(counters)).is_some()
     }
 
     /// Replaces all counters, of which there is at least one.

@@ -63,7 +63,7 @@ impl Large {
         self.run.allocations()
     }
 
-    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
+    /// Passes every allocation through `mover`.
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         self.starts.relocate(mover);
         self.run.relocate(mover);

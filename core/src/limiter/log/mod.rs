@@ -5,7 +5,7 @@
 
 pub mod entry;
 pub mod large;
-mod run;
+pub mod run;
 pub mod short;
 mod starts;
 pub mod varint;
@@ -93,7 +93,7 @@ pub trait EntriesMut: Entries {
     /// Replaces all entries from `from` to `to` by `kept`, or by none. The time of `kept` lies between those of its neighbors.
     fn replace(&mut self, from: Cursor, to: Cursor, kept: Option<Entry>);
 
-    /// See [`StateMut::refund`](super::decision::StateMut::refund).
+    /// Gives back the newest units that count, as every [state](super::decision::StateMut::refund) does.
     fn refund(&mut self, quotas: &[Quota], Refund { units, as_of, ended_by }: Refund) -> Refunded {
         let Some(retention) = self.retention_with(quotas) else { return Refunded::default() };
         let from = self.in_window(retention, as_of).place;

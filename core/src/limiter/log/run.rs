@@ -15,8 +15,9 @@ use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 /// all its entries takes a microsecond or two.
 const BLOCK_BYTES: usize = 1024;
 
+/// Entries in one allocation.
 #[derive(Clone, Debug)]
-struct Block {
+pub struct Block {
     bytes: Vec<u8>,
     before: Mark,
 }
@@ -113,7 +114,7 @@ impl Run {
         bytes
     }
 
-    /// See [`Entries::seek`](super::Entries::seek).
+    /// The places around the first entry that `passes` rejects, as [`Entries::seek`](super::Entries::seek) has them.
     pub fn seek(&self, from: Cursor, passes: impl Fn(&Mark) -> bool) -> (Cursor, Option<Cursor>) {
         let mut place = if from < self.front { self.front } else { from };
         let Some(mut index) = self.index(&place) else {
@@ -301,7 +302,7 @@ impl Run {
         self.blocks.len() + 1
     }
 
-    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
+    /// Passes every allocation through `mover`.
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         // The conversions to a vector and back keep the allocation.
         let mut blocks = mover.move_vec(Vec::from(std::mem::take(&mut self.blocks)));

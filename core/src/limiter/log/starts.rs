@@ -37,7 +37,7 @@ impl Starts {
         self.0.capacity() * size_of::<(WindowMs, Cursor)>()
     }
 
-    /// See [`Limiter::relocate`](crate::limiter::Limiter::relocate).
+    /// Passes every allocation through `mover`.
     pub fn relocate(&mut self, mover: &mut impl Mover) {
         self.0 = mover.move_vec(std::mem::take(&mut self.0));
     }
