@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.handlers.asgi import ASGIHandler
 from django.test import Client as DjangoClient
 from flask import Flask, request
 
@@ -51,7 +53,7 @@ def flask() -> Iterator[Any]:
 @contextmanager
 def django() -> Iterator[Any]:
     names: dict[str, Any] = {"__name__": "streams", "guard": DjangoGuard(MemoryLimiter(), []), "words": words}
-    exec(recipe("StreamingHttpResponse"), names)
+    exec(recipe("def __iter__"), names)
     with project(names["guard"], {"/stream": names["stream"]}):
         yield lambda: DjangoClient().get("/stream")
 
@@ -74,3 +76,87 @@ def test_a_stream_that_a_later_limit_refuses_gives_its_place_back() -> None:
     with flask() as ask:
         assert ask("/refused").status_code in (403, 429)
         assert ask().status_code == 200
+
+
+class Asked:
+    """A request of Django under ASGI, whose client reads until it leaves."""
+
+    def __init__(self) -> None:
+        self._is_sent, self._leaves = False, asyncio.Event()
+        self.status, self.first_part = 0, asyncio.Event()
+        scope = {"type": "http", "method": "GET", "path": "/stream", "query_string": b"", "headers": []}
+        self.answer = asyncio.create_task(ASGIHandler()(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._is_sent:
+            await self._leaves.wait()
+            return {"type": "http.disconnect"}
+        self._is_sent = True
+        return {"type": "http.request"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.status = message.get("status", self.status)
+        if message.get("body"):
+            self.first_part.set()
+
+    async def leave(self) -> None:
+        self._leaves.set()
+        await self.answer
+
+
+async def status() -> int:
+    asked = Asked()
+    await asked.answer
+    return asked.status
+
+
+async def free() -> None:
+    """Returns once the place is free. Django would swallow the cancellation of ``wait_for``."""
+    until = asyncio.get_running_loop().time() + 5
+    while await status() != 200:
+        assert asyncio.get_running_loop().time() < until
+
+
+def test_a_stream_of_an_asynchronous_view_holds_its_place_until_it_is_closed_or_lost() -> None:
+    may_end, returned = asyncio.Event(), asyncio.Event()
+
+    async def async_words() -> AsyncIterator[bytes]:
+        yield b"said"
+        await may_end.wait()
+
+    names: dict[str, Any] = {"__name__": "streams", "words": async_words}
+    exec(recipe("def __aiter__"), names)
+
+    async def lost(request: Any) -> Any:
+        """The client leaves while middleware still has the response."""
+        response = await names["stream"](request)
+        if not may_end.is_set():
+            returned.set()
+            await asyncio.Event().wait()
+        return response
+
+    async def run() -> None:
+        for leaves in (True, False):
+            may_end.clear()
+            asked = Asked()
+            await asked.first_part.wait()
+            assert [await status() for _ in range(3)] == [429] * 3
+            if leaves:
+                await asked.leave()
+            may_end.set()
+            await asked.answer
+            await free()
+        may_end.clear()
+
+    async def run_lost() -> None:
+        asked = Asked()
+        await returned.wait()
+        may_end.set()
+        assert await status() == 429
+        await asked.leave()
+        await free()
+
+    for view, check in ((names["stream"], run), (lost, run_lost)):
+        names["guard"] = DjangoGuard(MemoryLimiter(), [])
+        with project(names["guard"], {"/stream": view}):
+            asyncio.run(check())
