@@ -1,5 +1,5 @@
 # What users of other limiters for FastAPI, Flask and Django have reported holds here: the log names each report.
-# with: fastapi==0.100.0 redis==5.2.0 httpx==0.27.2 flask django strawberry-graphql==0.275.0
+# with: fastapi==0.100.0 redis==5.2.0 httpx==0.27.2 flask django strawberry-graphql
 # with: fastapi redis httpx2 flask django strawberry-graphql
 # expect: a dictionary has fields, each once: True
 # expect: routes of routers and of mounted applications: 200 200 429, 200 200 429
