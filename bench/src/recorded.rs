@@ -41,11 +41,11 @@ fn in_memory() -> Vec<Recorded> {
         (Some(554.0), 1.089, Workload::limited(Algorithm::SLIDING), Workload::key_opened()),
         (Some(884.0), 1.134, Workload::limited(Algorithm::LOG), Workload::key_opened()),
         (Some(546.0), 1.09, Workload::peek(Algorithm::FIXED), Workload::key_read()),
-        (Some(1698.0), 1.45, Workload::three_tiers(Algorithm::FIXED), Workload::allowed(Algorithm::FIXED)),
+        (Some(1698.0), 1.433, Workload::three_tiers(Algorithm::FIXED), Workload::allowed(Algorithm::FIXED)),
         (Some(2368.0), 1.512, Workload::three_tiers(Algorithm::LOG), Workload::allowed(Algorithm::LOG)),
         (Some(2367.0), 1.490, Workload::three_tiers(Algorithm::BUCKET), Workload::allowed(Algorithm::BUCKET)),
-        rows(2102.0, 1.155, 2),
-        rows(3058.0, 1.165, 3),
+        rows(2102.0, 1.141, 2),
+        rows(3058.0, 1.157, 3),
         rows(5060.0, 1.177, 5),
         rows(8288.0, 1.208, 8),
     ]
@@ -61,7 +61,7 @@ fn with_file() -> Vec<Recorded> {
 }
 
 /// The ratio when the server loads that file.
-const LOADING: f64 = 4.104;
+const LOADING: f64 = 4.041;
 
 /// Compares what this server takes with what is recorded.
 pub fn check(setup: &Setup) -> Result<()> {
