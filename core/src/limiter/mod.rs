@@ -32,7 +32,7 @@ pub(crate) mod state;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
-pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
+pub use decision::{Decision, Mismatch, Mode, Request, Verdict, Wait};
 pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
