@@ -76,13 +76,13 @@ pub fn info(reply: &mut impl Reply, info: Option<Info>) {
     reply.text("windows");
     reply.array(windows.len());
     for usage in windows {
-        let calendar = usage.window.calendar();
-        let more = usize::from(calendar.is_some()) + usize::from(usage.limit.is_some());
+        let is_of_calendar = usage.window.is_of_calendar();
+        let more = usize::from(is_of_calendar) + usize::from(usage.limit.is_some());
         reply.map(3 + more + if usage.counts.is_some() { 2 } else { 0 });
         field(reply, "window_ms", usage.window_ms);
-        if let Some(calendar) = calendar {
+        if is_of_calendar {
             reply.text("calendar");
-            reply.text(&calendar.word());
+            reply.text(&usage.window.word());
         }
         if let Some(limit) = usage.limit {
             field(reply, "limit", limit);

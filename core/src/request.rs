@@ -6,8 +6,7 @@ use std::ffi::CStr;
 
 use crate::limiter::several::{MAX_ROWS, Parts, Row, Rows, RowsOfKey};
 use crate::limiter::{
-    Algorithm, Calendar, Cost, DAY_MS, HOUR_MS, MINUTE_MS, Mismatch, Mode, Quota, QuotaList, SECOND_MS,
-    UnixMs, Verdict, WindowMs, leading_integer,
+    Algorithm, Cost, Mismatch, Mode, Quota, QuotaList, UnixMs, Verdict, WindowMs, leading_integer, words,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -316,7 +315,7 @@ fn looks_like_a_number(arg: &[u8]) -> bool {
 /// Parses `limit window`, of a window with a length; `None` if they are not valid, or name a window of the calendar.
 #[inline(always)]
 pub fn parse_plain_quota(limit: &[u8], window: &[u8]) -> Option<Quota> {
-    let (limit, window) = (parse_safe_integer(limit)?, parse_length(window)?);
+    let (limit, window) = (parse_safe_integer(limit)?, words::parse_length(window)?);
     Quota::new(limit, window)
 }
 
@@ -333,7 +332,7 @@ fn parse_quota(limit: &[u8], window: &[u8], algorithm: Option<Algorithm>) -> Res
 
 #[inline(always)]
 fn parse_window(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
-    parse_length(arg).map_or_else(|| parse_calendar(arg, algorithm), Ok)
+    words::parse_length(arg).map_or_else(|| parse_calendar(arg, algorithm), Ok)
 }
 
 fn parse_cost(arg: &[u8]) -> Option<Cost> {
@@ -346,32 +345,11 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 
-/// A window in milliseconds, seconds, minutes, hours or days.
-#[inline(always)]
-fn parse_length(arg: &[u8]) -> Option<WindowMs> {
-    let (number, unit) = leading_integer(arg)?;
-    let unit_ms = match unit {
-        [] | [b's' | b'S'] => SECOND_MS,
-        [b'm' | b'M', b's' | b'S'] => 1,
-        [b'm' | b'M'] => MINUTE_MS,
-        [b'h' | b'H'] => HOUR_MS,
-        [b'd' | b'D'] => DAY_MS,
-        _ => return None,
-    };
-    WindowMs::new(number.checked_mul(unit_ms)?)
-}
-
 /// A window in weeks or months: of the calendar, if the key is or may be counted by RL.FIXED.
 #[cold]
 #[inline(never)]
 fn parse_calendar(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
-    let (number, unit) = leading_integer(arg).ok_or(Refusal::WINDOW)?;
-    let calendar = match unit {
-        [b'w' | b'W'] => Calendar::Weeks(number),
-        [b'm' | b'M', b'o' | b'O'] => Calendar::Months(number),
-        _ => return Err(Refusal::WINDOW),
-    };
-    let window = WindowMs::of_calendar(calendar).ok_or(Refusal::WINDOW)?;
+    let window = words::parse_calendar(arg).ok_or(Refusal::WINDOW)?;
     match algorithm {
         None | Some(Algorithm::Fixed) => Ok(window),
         Some(_) => window.length().ok_or(Refusal::MONTHS),

@@ -67,7 +67,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
 /// expiry of their own.
 fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
-        Effect::Recorded(recorded) => recorded.moved.expires == pending.expires,
+        Effect::Recorded(recorded) => recorded.moved.expires == pending.moved.expires,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }

@@ -27,9 +27,9 @@ pub fn carry_out<'c, 'a>(
     if let Some(fresh) = fresh
         && pending.changed
     {
-        return create(key, fresh, pending.expires);
+        return create(key, fresh, pending.moved.expires);
     }
-    if let Some(at) = pending.expires {
+    if let Some(at) = pending.moved.expires {
         key.handle_mut().expire_at(at);
     }
     let call = key.close();
@@ -176,10 +176,11 @@ fn create_among_others<'a, T>(
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = recorded.apply(limiter, false) else { return };
         // The key lives as long as either of the two needs it.
-        pending = Pending { expires: again.expires.max(current), ..again };
+        pending = again;
+        pending.moved.expires = again.moved.expires.max(current);
         fresh = None;
     }
-    match pending.expires {
+    match pending.moved.expires {
         _ if replicates => key.call().replicate(name, || pending.effect(|| recorded)),
         Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}

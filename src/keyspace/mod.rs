@@ -17,7 +17,7 @@ use redis_module::raw;
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 use redis_rl_core::limiter::several::{Part, Parts};
-use redis_rl_core::limiter::{Key, Limiter, Pending, UnixMs};
+use redis_rl_core::limiter::{Key, Limiter, UnixMs};
 use redis_rl_core::request::Refusal;
 
 /// The native type, set once while the module is loaded.
@@ -310,8 +310,8 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, pending: Pending { emptied, expires, .. }, .. } in &mut *self.parts {
-            if let (Some(at), false, Some(key)) = (*expires, *emptied, &mut *key)
+        for Part { key, pending, .. } in &mut *self.parts {
+            if let (Some(at), false, Some(key)) = (pending.moved.expires, pending.emptied, &mut *key)
                 && key.limiter().is_some()
             {
                 key.expire_at(at);

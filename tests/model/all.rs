@@ -96,7 +96,7 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     let (mut changed, mut moved) = (Vec::new(), Vec::new());
     for Part { key, fresh, pending, .. } in parts.iter_mut() {
         changed.push(pending.changed);
-        moved.push(pending.back.is_some());
+        moved.push(pending.moved.back.is_some());
         key.as_mut().expect("it is open").carry_out(fresh.take(), *pending);
     }
     Some(Answer {

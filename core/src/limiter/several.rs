@@ -204,7 +204,7 @@ fn commit_if<N, K: Key>(
     let at = key::counted_at(Some(limiter), request, &outcome);
     *pending = key::pending(key, fresh.as_mut(), time, &outcome);
     task.outcome = outcome;
-    let longest_wait_ms = key::longest_wait_ms(key, time, &outcome, pending.expires);
+    let longest_wait_ms = key::longest_wait_ms(key, time, &outcome, pending.moved.expires);
     if longest_wait_ms < u64::MAX {
         rows_of(index, rows).for_each(|row| row.verdict = row.verdict.at_most(longest_wait_ms));
     }
