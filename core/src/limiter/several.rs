@@ -197,7 +197,9 @@ fn commit_if<N, K: Key>(
     let outcome = {
         let mut of_key = rows_of(index, rows);
         limiter.commit_if(request, counts, |verdict, retry_after| {
-            of_key.next().expect("a row for each quota").verdict = verdict;
+            if let Some(row) = of_key.next() {
+                row.verdict = verdict;
+            }
             longest = longest.max(retry_after);
         })
     };
