@@ -35,7 +35,7 @@ export const stores: Record<string, (client: Asking, prefix: string, timeoutMs: 
     return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
   },
   "@fastify/rate-limit": (client, prefix, timeoutMs) => {
-    const store = new (rateLimitStore(client, { prefix, timeoutMs }))({ exponentialBackoff: true });
+    const store = new (rateLimitStore(client, { prefix, timeoutMs }))({ continueExceeding: true });
     return () =>
       new Promise((resolve) => {
         const answered = (_: unknown, hits?: Hits) =>

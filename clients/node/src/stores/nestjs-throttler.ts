@@ -55,7 +55,7 @@ export class RateLimitStorage {
     if (!counted?.limited) return record(counted as Verdict, limit, 0);
     // Of several requests that arrive here at once only the first blocks, as the limit has room for one block. It also
     // gives back all hits, so that the count starts anew after the block.
-    await this.#store.limiter.all([
+    await this.#store.driver.limiter.all([
       ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
       ...rowsOf({ ...hits, cost: -MAX_LIMIT }),
     ]);

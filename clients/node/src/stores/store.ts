@@ -1,8 +1,7 @@
 // The options and the connection that all stores for other libraries share.
 
-import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
+import { askerOf, type Asking } from "../lines/asker.js";
 import { checkedClock, type ClockOption, type Now } from "../commands/clock.js";
-import type { RateLimiter } from "../commands/commands.js";
 import { Driver } from "../guard/driver.js";
 import { NOT_DECIDED } from "../guard/leases.js";
 import { type Logger, outageLog } from "../guard/warning.js";
@@ -20,11 +19,10 @@ export interface StoreOptions extends ClockOption {
   logger?: Logger | undefined;
 }
 
-/** What a store asks through: the driver decides on requests, the limiter sends any other command. */
+/** What a store asks through. */
 export interface Store {
   readonly prefix: string;
   readonly driver: Driver;
-  readonly limiter: RateLimiter;
   readonly rememberMs: number;
   readonly clock: Now | undefined;
 }
@@ -43,7 +41,6 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
   return {
     prefix,
     driver,
-    limiter: limiterOf(driver.asker, clock),
     rememberMs,
     clock: clock ? checkedClock(clock) : driver.asker.clock,
   };
