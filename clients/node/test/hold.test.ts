@@ -16,7 +16,6 @@ import {
   leases,
   MAX_LIMIT,
   MemoryLimiter,
-  type Sender,
   type Words,
 } from "redis-rl";
 import {
@@ -33,6 +32,7 @@ import {
   Server,
   waitFor,
 } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 const START = 1_700_000_000_000;
 const open = opened();
@@ -43,19 +43,17 @@ function recorder() {
   const memory = new MemoryLimiter({ clock });
   const sent: string[] = [];
   const faults = { isAway: false, losesReplies: false, failsOnce: false };
-  const sender: Sender = {
-    send: async (words: Words) => {
-      if (faults.isAway) throw new Error("connect ECONNREFUSED");
-      if (faults.failsOnce && words[1] === "key") {
-        faults.failsOnce = false;
-        throw new Error("ERR failed");
-      }
-      sent.push(words.join(" "));
-      const reply = await memory.send(words);
-      if (faults.losesReplies) throw new Error("the connection was lost");
-      return reply;
-    },
-  };
+  const sender = standIn(async (words: Words) => {
+    if (faults.isAway) throw new Error("connect ECONNREFUSED");
+    if (faults.failsOnce && words[1] === "key") {
+      faults.failsOnce = false;
+      throw new Error("ERR failed");
+    }
+    sent.push(words.join(" "));
+    const reply = await memory.send(words);
+    if (faults.losesReplies) throw new Error("the connection was lost");
+    return reply;
+  });
   const asleep = new Set<{ ms: number; endMs: number; wake: () => void }>();
   const sleep = (ms: number) =>
     new Promise<void>((wake) => asleep.add({ ms, endMs: memory.now() + ms, wake }));
@@ -120,13 +118,11 @@ describe("a place", () => {
     const memory = new MemoryLimiter({ clock });
     const { opened, open } = gate();
     let isHeldBack = false;
-    const sender: Sender = {
-      send: async (words) => {
-        const reply = await memory.send(words);
-        if (isHeldBack && words[2] === String(MAX_LIMIT)) await opened;
-        return reply;
-      },
-    };
+    const sender = standIn(async (words) => {
+      const reply = await memory.send(words);
+      if (isHeldBack && words[2] === String(MAX_LIMIT)) await opened;
+      return reply;
+    });
     const place = await hold(sender, "key", 5, { clock });
     isHeldBack = true;
     clock.advance(10_000);
@@ -299,7 +295,7 @@ describe("a place", () => {
     assert.ok((await hold(memory, "key", 5, { ttlMs: 100 })).held);
     await assert.rejects(hold(memory, "key", 5, { timeoutMs: -1 }), RangeError);
     await assert.rejects(hold(memory, "key", 5, { lease: 1 } as HoldOptions), /hold has no lease/);
-    await assert.rejects(hold(undefined as unknown as Sender, "key", 5), /a client is one of/);
+    await assert.rejects(hold(undefined as unknown as Client, "key", 5), /a client is one of/);
     const signal = {} as AbortSignal;
     await assert.rejects(hold(memory, "key", 5, { signal }), /signal is an AbortSignal/);
     await assert.rejects(acquire(memory, "log", "key", "5/m", { signal }), /signal is an AbortSignal/);
@@ -348,16 +344,14 @@ describe("a place", () => {
     for (let turns = 0; turns < 10; turns++) {
       const memory = new MemoryLimiter();
       const abort = new AbortController();
-      const sender: Sender = {
-        send: async (words) => {
-          const reply = await memory.send(words);
-          void (async () => {
-            for (let i = 0; i < turns; i++) await undefined;
-            abort.abort(new Error("gone"));
-          })();
-          return reply;
-        },
-      };
+      const sender = standIn(async (words) => {
+        const reply = await memory.send(words);
+        void (async () => {
+          for (let i = 0; i < turns; i++) await undefined;
+          abort.abort(new Error("gone"));
+        })();
+        return reply;
+      });
       const outcome = await hold(sender, "key", 1, { signal: abort.signal }).then(
         () => "held",
         ({ message }: Error) => message,

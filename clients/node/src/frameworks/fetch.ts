@@ -1,6 +1,6 @@
 // A guard for frameworks with the `Request` and `Response` of the Fetch API, such as Hono and Next.js.
 
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import {
   AnyGuard,
   type Decision,
@@ -47,7 +47,7 @@ export interface Options<R> extends GuardOptions<R> {
 export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined, Middleware<R>> {
   readonly #route: Options<R>["route"];
 
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options: Options<R>) {
+  constructor(client: Client, policies: Policies<R> | Choose<R>, options: Options<R>) {
     if (typeof (options as Partial<Options<R>> | undefined)?.key !== "function")
       throw new TypeError("key is a function of the request: a Request does not tell its client's address");
     const { route, ...others } = checkedOptions("a guard", OPTIONS.fetchGuard, options);

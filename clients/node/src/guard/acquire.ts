@@ -1,6 +1,6 @@
 // Waiting until a limit allows a request.
 
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import { exactlyAfter, isError } from "../commands/clock.js";
 import {
   type Algorithm,
@@ -9,7 +9,7 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver, onAbort } from "./driver.js";
+import { Asker, onAbort } from "./asker.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { nameOf } from "../keys/keys.js";
@@ -41,7 +41,7 @@ export const TIMEOUT_MS = 1000;
  * aborts.
  */
 export async function acquire(
-  client: Asking,
+  client: Client,
   algorithm: Algorithm,
   key: Key,
   quotas: Quotas,
@@ -66,20 +66,20 @@ export async function acquire(
   );
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
-  const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);
+  const waiter = new Waiter(lines.asker, lines.asker.nowMs() + timeoutMs, options);
   // Who has no time to wait, or waits in vain, does not stand in line.
   if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, share);
   if (withinMs > 0) return lines.ofBucket(share).acquire(waiter, share);
   return inLine(lines.of(nameOf(rules, share.key)), waiter, share);
 }
 
-async function ask({ driver, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
-  return verdictOf(await driver.decide(new Request([share]), signal), share.cost);
+async function ask({ asker, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
+  return verdictOf(await asker.decide(new Request([share]), signal), share.cost);
 }
 
 /** Stands in line. The first asks, and sleeps as long as it is told. Whose time is over asks a last time. */
 async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
-  const { driver, endMs, options } = waiter;
+  const { asker, endMs, options } = waiter;
   line.add(waiter);
   try {
     for (;;) {
@@ -87,9 +87,9 @@ async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdic
       options.signal?.throwIfAborted();
       const verdict = await ask(waiter, share);
       const { allowed, retryAfterMs } = verdict;
-      const dueMs = driver.known() + (retryAfterMs ?? Infinity);
+      const dueMs = asker.nowMs() + (retryAfterMs ?? Infinity);
       if (allowed || retryAfterMs === null || dueMs > endMs) return verdict;
-      await waiter.sleep(dueMs, driver.isByClock ? undefined : exactlyAfter);
+      await waiter.sleep(dueMs, asker.isByClock ? undefined : exactlyAfter);
     }
   } finally {
     line.leave(waiter);
@@ -117,13 +117,13 @@ class BucketLine {
   #stop = () => {};
 
   constructor(
-    readonly driver: Driver,
+    readonly asker: Asker,
     readonly share: Share,
     readonly onOver: () => void,
   ) {}
 
   acquire({ endMs, options: { signal, sleep } }: Waiter, share: Share): Promise<Verdict> {
-    const { driver } = this;
+    const { asker } = this;
     const turns = this.#turns;
     return new Promise((resolve, reject) => {
       let hasLeft = false;
@@ -135,15 +135,15 @@ class BucketLine {
         forget();
         reject(reason);
         hasLeft = true;
-        this.#follow(turns.leaves(driver.known(), asked));
+        this.#follow(turns.leaves(asker.nowMs(), asked));
       };
       const forget = onAbort(signal, fail);
       const asked = { sleep, serve, fail };
-      const says = turns.asks(driver.known(), asked, endMs);
+      const says = turns.asks(asker.nowMs(), asked, endMs);
       this.#follow(says);
       if (says.asks !== true) return;
-      driver.ask(new Request([share]), (answer) => {
-        const nowMs = driver.known();
+      asker.ask(new Request([share]), (answer) => {
+        const nowMs = asker.nowMs();
         if (isError(answer)) {
           fail(answer);
           this.#follow(turns.refused(nowMs));
@@ -179,24 +179,24 @@ class BucketLine {
     this.#stop = () => {};
     [this.#dueMs, this.#first] = [dueMs, first];
     if (dueMs === Infinity) return;
-    const { asker } = this.driver;
-    const ms = Math.max(0, dueMs - this.driver.known());
+    const { sender } = this.asker;
+    const ms = Math.max(0, dueMs - this.asker.nowMs());
     const tick = () => {
       this.#dueMs = Infinity;
-      this.#follow(this.#turns.tick(this.driver.known()));
+      this.#follow(this.#turns.tick(this.asker.nowMs()));
     };
     // What is kept for nobody keeps no process alive.
     if (first === undefined) later(ms, tick);
-    else if (first.sleep === undefined) this.#stop = asker.after(ms, tick);
+    else if (first.sleep === undefined) this.#stop = sender.after(ms, tick);
     else first.sleep(ms).then(tick, first.fail);
   }
 
   #giveBack(turn: ToldTurn): void {
     const { key, rules, cost } = this.share;
     const { at } = turn.verdict;
-    const given = this.driver.limiter.bucket(key, rules.quotas, { cost: -cost, partial: true, at });
+    const given = this.asker.limiter.bucket(key, rules.quotas, { cost: -cost, partial: true, at });
     const returned = (isBack: boolean) => {
-      this.#follow(this.#turns.returned(this.driver.known(), turn, isBack));
+      this.#follow(this.#turns.returned(this.asker.nowMs(), turn, isBack));
     };
     given.then(
       ({ taken = 0 }) => returned(taken < 0),
@@ -210,7 +210,7 @@ class Lines {
   readonly #lines = new Map<string, Queue>();
   readonly #ofBuckets = new Map<string, BucketLine>();
 
-  constructor(readonly driver: Driver) {}
+  constructor(readonly asker: Asker) {}
 
   of(name: string): Queue {
     const line = this.#lines.get(name) ?? new Queue(() => this.#lines.delete(name));
@@ -222,7 +222,7 @@ class Lines {
     // What stands for one cost is no turn of another.
     const name = `${share.cost} ${nameOf(share.rules, share.key)}`;
     const over = () => this.#ofBuckets.delete(name);
-    const line = this.#ofBuckets.get(name) ?? new BucketLine(this.driver, share, over);
+    const line = this.#ofBuckets.get(name) ?? new BucketLine(this.asker, share, over);
     this.#ofBuckets.set(name, line);
     return line;
   }
@@ -230,5 +230,5 @@ class Lines {
 
 // Nothing is logged: the caller learns of an outage by the error.
 const linesOf = forEach(
-  (client, clock) => new Lines(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {})),
+  (client, clock) => new Lines(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, () => {})),
 );

@@ -1,12 +1,12 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { inspect } from "node:util";
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import { checkedClock, type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
 import { block, blocked } from "./block.js";
-import { Driver } from "./driver.js";
+import { Asker } from "./asker.js";
 import {
   AWAY,
   type Decision,
@@ -97,7 +97,7 @@ export type GuardHoldOptions = Omit<HoldOptions, "clock">;
 
 /** What is asked for together: the policies of a step, or one with `dryRun`. */
 interface Part {
-  driver: Driver;
+  asker: Asker;
   readonly shares: readonly PolicyShare[];
   asked: Asked;
 }
@@ -151,9 +151,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** The limit of all requests, to be registered with the framework. */
   readonly middleware: M;
   readonly #own: PolicySet<R>;
-  readonly #driver: Driver;
+  readonly #asker: Asker;
   /** Decides while Redis is away. */
-  readonly #local: Driver | undefined;
+  readonly #local: Asker | undefined;
   /** Decide on places, which are never remembered. */
   readonly #places: Places;
   readonly #localPlaces: Places | undefined;
@@ -164,7 +164,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** Policies that handlers pass to `take`. Those without a name are named after the route, if it is known. */
   readonly #taken: PolicySet<R>;
 
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
+  constructor(client: Client, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
     const {
       key,
       fail = "open",
@@ -181,16 +181,16 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
     const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
-    const asker = askerOf(client, timeoutMs);
-    const now = clock === undefined ? (asker.clock ?? (() => Date.now())) : checkedClock(clock);
+    const sender = senderOf(client, timeoutMs);
+    const now = clock === undefined ? (sender.clock ?? (() => Date.now())) : checkedClock(clock);
     this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
     time("rememberMs", rememberMs);
-    this.#driver = new Driver(asker, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
-    const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
-    if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
-    this.#places = new Places(this.#driver.forgetful());
+    this.#asker = new Asker(sender, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
+    const local = () => senderOf(new MemoryLimiter({ clock }), timeoutMs);
+    if (fail === "local") this.#local = new Asker(local(), rememberMs, undefined, () => {});
+    this.#places = new Places(this.#asker.forgetful());
     this.#localPlaces = this.#local && new Places(this.#local.forgetful());
     this.middleware = this.whole(this.handler(this.#own));
   }
@@ -237,7 +237,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const [, shares] = await this.#sharesOf(request, policies, "peek");
     let all: readonly (readonly Verdict[])[] = [];
     try {
-      all = await this.#driver.peek(shares);
+      all = await this.#asker.peek(shares);
     } catch (error) {
       if (isMistake(error)) throw error;
       if (this.#local !== undefined) all = await this.#local.peek(shares);
@@ -328,10 +328,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
     const visit = (checkedRequest(request) as Visiting)[VISIT];
     if (visit === undefined) throw new Error("this request has passed no limit");
-    const settling = Array.from(settlements(used, visit), async ([{ driver, asked, shares }, units]) => {
+    const settling = Array.from(settlements(used, visit), async ([{ asker, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
       try {
-        await driver.settle(asked, units);
+        await asker.settle(asked, units);
       } catch (error) {
         if (isMistake(error)) throw error;
         for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
@@ -346,7 +346,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async close(): Promise<void> {
-    await Promise.all([this.#driver.close(), this.#local?.close()]);
+    await Promise.all([this.#asker.close(), this.#local?.close()]);
   }
 
   /** What is left of the policies that a request has met, as header fields. @internal */
@@ -473,14 +473,14 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     for (const share of shares) meet(visit, share);
     const asked = [shares.filter(({ policy }) => !policy.dryRun)];
     for (const share of shares) if (share.policy.dryRun) asked.push([share]);
-    return asked.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
+    return asked.map((shares) => ({ asker: this.#asker, shares, asked: new Asked(shares) }));
   }
 
   /** Decides in this process what Redis could not decide. */
-  #decideLocally(driver: Driver, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
+  #decideLocally(asker: Asker, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
     this.#failed(error, namesOf(parts.flatMap(({ shares }) => shares)));
-    for (const { driver, asked } of parts) void driver.giveBack(asked);
-    for (const part of parts) Object.assign(part, { driver, asked: new Asked(part.shares) });
+    for (const { asker, asked } of parts) void asker.giveBack(asked);
+    for (const part of parts) Object.assign(part, { asker, asked: new Asked(part.shares) });
     return decide(parts);
   }
 
@@ -534,8 +534,8 @@ function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
   return new Promise((resolve, reject) => {
     const all: (Answer | Error)[] = [];
     let missing = parts.length;
-    parts.forEach(({ driver, asked }, i) => {
-      driver.ask(asked, (answer) => {
+    parts.forEach(({ asker, asked }, i) => {
+      asker.ask(asked, (answer) => {
         all[i] = answer;
         if (--missing > 0) return;
         const mistake = all.find(isMistake);
@@ -543,7 +543,7 @@ function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
           resolve(all);
           return;
         }
-        for (const { driver, asked } of parts) void driver.giveBack(asked);
+        for (const { asker, asked } of parts) void asker.giveBack(asked);
         reject(mistake);
       });
     });
@@ -699,9 +699,9 @@ function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
 /** Gives back what a request took that does not pass: all, or its own alone if a handler was granted units before. */
 function giveBack(visit: Visit, own: readonly Part[]): void {
   const back = visit.isUsed ? own : visit.parts;
-  for (const { driver, asked, shares } of back) {
+  for (const { asker, asked, shares } of back) {
     const before = asked.noted.map(({ returned }) => returned);
-    void driver.giveBack(asked);
+    void asker.giveBack(asked);
     for (const [i, { returned }] of asked.noted.entries()) {
       const met = metOf(visit, shares[i] as PolicyShare);
       const units = returned - (before[i] as number);

@@ -1,7 +1,7 @@
 // A store for express-rate-limit, express-slow-down and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules, type Share } from "../keys/rules.js";
@@ -51,7 +51,7 @@ export class RateLimitStore {
    */
   #asked: AsyncLocalStorage<Request> | undefined;
 
-  constructor(client: Asking, options: StoreOptions = {}) {
+  constructor(client: Client, options: StoreOptions = {}) {
     const checked = checkedOptions("a store", OPTIONS.expressStore, options);
     const { algorithm = "log", countRefused, lease = 0, ...common } = checked;
     this.#store = storeOf(client, common);
@@ -86,17 +86,17 @@ export class RateLimitStore {
 
   increment(key: string): Promise<ClientInfo> {
     const share = this.#share(key);
-    const { driver } = this.#store;
-    if (this.#asked === undefined) return driver.take(share).then((verdict) => this.#info(verdict));
+    const { asker } = this.#store;
+    if (this.#asked === undefined) return asker.take(share).then((verdict) => this.#info(verdict));
     const request = new Request([share]);
     // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
     this.#asked.enterWith(request);
-    return driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+    return asker.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {
     const request = this.#asked?.getStore();
-    if (request?.shares[0]?.key === this.prefix + key) await this.#store.driver.giveBack(request);
+    if (request?.shares[0]?.key === this.prefix + key) await this.#store.asker.giveBack(request);
     // The request is not known, so the newest unit of the key is given back.
     else await this.#take(key, -1);
   }
@@ -105,18 +105,18 @@ export class RateLimitStore {
     // Giving back all units needs no right to DEL, which an application may lack. With a clock that was set back, units
     // counted at a later time would stay counted; such a key is deleted instead.
     if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
-    else await this.#store.driver.limiter.reset(this.prefix + key);
-    this.#store.driver.forget(this.#share(key));
+    else await this.#store.asker.limiter.reset(this.prefix + key);
+    this.#store.asker.forget(this.#share(key));
   }
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async shutdown(): Promise<void> {
-    await this.#store.driver.close();
+    await this.#store.asker.close();
   }
 
   async get(key: string): Promise<ClientInfo> {
     const { key: stored, rules } = this.#share(key);
-    return this.#info({ ...(await this.#store.driver.limiter.peek(stored, rules.quotas)), limited: false });
+    return this.#info({ ...(await this.#store.asker.limiter.peek(stored, rules.quotas)), limited: false });
   }
 
   #share(key: string): Share {
@@ -125,7 +125,7 @@ export class RateLimitStore {
 
   #take(key: string, cost: number): Promise<Verdict> {
     const { key: stored, rules } = this.#share(key);
-    return this.#store.driver.limiter[rules.algorithm](stored, rules.quotas, { cost });
+    return this.#store.asker.limiter[rules.algorithm](stored, rules.quotas, { cost });
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {

@@ -1,6 +1,6 @@
 // A store for @fastify/rate-limit.
 
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import { Rules } from "../keys/rules.js";
 import { MAX_LIMIT, MAX_WINDOW_MS, type Quota } from "../commands/quota.js";
 import { storeOf, type StoreOptions } from "./store.js";
@@ -40,12 +40,12 @@ export interface Store {
  * `timeWindow`; a refused request takes none.
  */
 export function rateLimitStore(
-  client: Asking,
+  client: Client,
   options: StoreOptions = {},
 ): new (options: Configuration) => Store {
-  const { prefix, driver } = storeOf(client, options);
+  const { prefix, asker } = storeOf(client, options);
   // `continueExceeding` needs every refusal, so Redis is always asked.
-  const forgetful = driver.forgetful();
+  const forgetful = asker.forgetful();
 
   return class RateLimitStore implements Store {
     readonly #begin: string;
@@ -68,7 +68,7 @@ export function rateLimitStore(
     }
 
     read(key: string, callback: Callback, timeWindow: number): void {
-      const looked = driver.limiter.peek(this.#begin + key, [MAX_LIMIT, `${windowOf(timeWindow)}ms`]);
+      const looked = asker.limiter.peek(this.#begin + key, [MAX_LIMIT, `${windowOf(timeWindow)}ms`]);
       const hits = looked.then(({ remaining, resetAfterMs }) => ({
         current: MAX_LIMIT - remaining,
         ttl: resetAfterMs,
@@ -82,11 +82,11 @@ export function rateLimitStore(
 
     async #hit(key: string, max: number, windowMs: number): Promise<Hits> {
       const quota: Quota = [max, `${windowMs}ms`];
-      const asked = this.#renews ? forgetful : driver;
+      const asked = this.#renews ? forgetful : asker;
       const hit = await asked.take({ key, rules: new Rules("log", [quota], 0, 0), cost: 1 });
       if (!hit.limited) return { current: max - hit.remaining, ttl: hit.resetAfterMs };
       // More units than the limit refuse everything for a window from now, and leave it together.
-      if (this.#renews) await driver.limiter.log(key, quota, { cost: max + 1, force: true });
+      if (this.#renews) await asker.limiter.log(key, quota, { cost: max + 1, force: true });
       return { current: max + 1, ttl: this.#renews ? windowMs : (hit.retryAfterMs ?? windowMs) };
     }
   };
