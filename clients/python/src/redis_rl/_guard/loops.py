@@ -71,8 +71,9 @@ class InLoop(Asking):
             self.lines.send(key, words, partial(_set, reply))
         return [await reply for reply in replies]
 
-    def send(self, key: Key, words: Any, told: Callable[[Any], object]) -> None:
-        self.lines.send(key, words, told)
+    def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
+        for key, words, told in commands:
+            self.lines.send(key, words, told)
         if not self._writes:
             # The loop may end in the turn after the next.
             self._writes = self._loop.call_soon(self._write, context=Context())

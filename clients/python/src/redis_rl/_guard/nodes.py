@@ -8,14 +8,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
-from weakref import ref
 
 from .._commands.wire import Clock, Key, take, verdict
 from .._keys import Keys, Outcome, Request, Share
 from .._lines.away import Away
 from .._lines.errors import said_by, state_of, text_of
 from .._lines.own import Node
-from .._serial import Serial
+from .._serial import Kept, Serial
 from .._time import monotonic, monotonic_ns
 
 _log = logging.getLogger("redis_rl")
@@ -168,7 +167,7 @@ class Asking:
         self._client, self._nodes, self._clock = client, nodes, clock or getattr(client, "clock", None)
         self.keys = Keys(int(remember * 1000), slot_of=slot_of)
         # Those who wait, by what they wait for. A limiter in memory has event loops and threads in one.
-        self.queues: dict[Any, ref[Any]] = {}
+        self.queues: Kept = {}
         # The places that were asked for last, which else would be forgotten when nobody has one.
         self.recent: deque[Any] = deque(maxlen=1000)
 
@@ -192,8 +191,8 @@ class Asking:
             request.rows = [tuple(next(rows) for _ in share.rules.quotas) for share in request.shares]
         return [request.answer() for request in requests]
 
-    def send(self, key: Key, words: Any, told: Callable[[Any], object]) -> None:
-        """Sends a command that decides on no request, and tells its reply or error."""
+    def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
+        """Sends commands that decide on no request, each with its key, and tells their replies or errors."""
         raise NotImplementedError
 
     async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -178,9 +178,10 @@ class InProcess(Asking):
         replies: list[Any] = self.lines.exchange(commands) if commands else []
         return replies
 
-    def send(self, key: Key, words: Any, told: Callable[[Any], object]) -> None:
-        [reply] = self.lines.exchange([(key, words)])
-        told(reply)
+    def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
+        replies = self.lines.exchange([(key, words) for key, words, _ in commands]) if commands else []
+        for (*_, told), reply in zip(commands, replies, strict=True):
+            told(reply)
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used.
