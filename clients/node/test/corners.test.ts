@@ -194,7 +194,7 @@ describe("places", () => {
     const place = await hold(memory, "key", 1, { onLate: (key) => late.push(key) });
     clock.advance(30_000);
     await place.release();
-    assert.deepEqual([place.late, late], [true, ["key"]]);
+    assert.deepEqual([place.isLate, late], [true, ["key"]]);
   });
 
   test("what goes back at the end of a block is asked for in that very turn", async () => {

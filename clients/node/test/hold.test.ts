@@ -80,7 +80,7 @@ describe("a place", () => {
       `RL.LOG key ${MAX_LIMIT} 30000ms PARTIAL AT ${START + 10_000}`,
       `RL.LOG key 5 30000ms COST -1 AT ${START}`,
     ]);
-    assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+    assert.deepEqual([place.held, place.isLate, await used()], [true, false, 1]);
     assert.deepEqual((await pass(10_000)).length, 2);
     await place.release();
     assert.deepEqual(
@@ -100,10 +100,10 @@ describe("a place", () => {
       assert.equal((await pass(10_000)).length, 1);
       faults.isAway = true;
       await pass(19_999);
-      assert.equal(place.late, !isFirst);
+      assert.equal(place.isLate, !isFirst);
       for (let i = 0; i < 5; i++) await pass(i === 0 ? 1 : 2_500);
       await waitFor("the hook", async () => told.length > 0);
-      assert.deepEqual([place.held, place.late, told], [true, true, ["key"]]);
+      assert.deepEqual([place.held, place.isLate, told], [true, true, ["key"]]);
       faults.isAway = faults.losesReplies = false;
       // Redis is asked again after two probes, which come in real time.
       await waitFor("a renewal", async () => (await pass(2_500)).some((words) => words.includes("COST -1")));
@@ -230,7 +230,7 @@ describe("a place", () => {
     const takeOne = async () => {
       const place = await hold(sender, "key", 1, { clock });
       await place.release();
-      return place.late || sent.splice(0).map((words) => words.split(" ").slice(0, 3).join(" "));
+      return place.isLate || sent.splice(0).map((words) => words.split(" ").slice(0, 3).join(" "));
     };
     const taken = ["RL.LOG key 1", "RL.LOG key 1"];
     for (let i = 0; i < 8; i++) assert.deepEqual(await takeOne(), taken);
@@ -417,7 +417,7 @@ for (const [name, connect] of Object.entries(libraries)) {
         assert.equal((await hold(client, "key", 1, { ttlMs: 3000 })).held, false);
         return performance.now() > start + 3_500;
       });
-      assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+      assert.deepEqual([place.held, place.isLate, await used()], [true, false, 1]);
       await place.release();
       assert.equal(await used(), 0);
     });
@@ -435,10 +435,10 @@ for (const [name, connect] of Object.entries(libraries)) {
       for (let i = 0; i < 100; i++) await assert.rejects(hold(client, "key", 1));
       assert.ok(performance.now() - start < 1_000);
       await waitFor("the hook", async () => late.length === 1);
-      assert.deepEqual([place.held, place.late], [true, true]);
+      assert.deepEqual([place.held, place.isLate], [true, true]);
       again = await own.again();
       await waitFor("a renewal", async () => (await command(again, "DBSIZE")) === 1);
-      assert.deepEqual([place.late, late], [true, ["key"]]);
+      assert.deepEqual([place.isLate, late], [true, ["key"]]);
       await place.release();
       assert.equal((await hold(client, "key", 1)).held, true);
     });
@@ -545,7 +545,7 @@ for (const [name, connect] of Object.entries(libraries)) {
         assert.equal(held, false);
         return (await calls(next, "RL.LOG")) > 0 && (await n.rl.peek("key", [1, "6s"])).resetAfterMs > 5_000;
       });
-      assert.deepEqual([place.held, place.late], [true, false]);
+      assert.deepEqual([place.held, place.isLate], [true, false]);
       await place.release();
       assert.equal((await n.rl.peek("key", [1, "6s"])).remaining, 1);
     });

@@ -53,7 +53,7 @@ export async function acquire(
     signal,
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
-  const lines = linesOf(client, clock);
+  const queues = queuesOf(client, clock);
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
   const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
@@ -66,11 +66,11 @@ export async function acquire(
   );
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
-  const waiter = new Waiter(lines.asker, lines.asker.nowMs() + timeoutMs, options);
+  const waiter = new Waiter(queues.asker, queues.asker.nowMs() + timeoutMs, options);
   // Who has no time to wait, or waits in vain, does not stand in line.
   if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, share);
-  if (withinMs > 0) return lines.ofBucket(share).acquire(waiter, share);
-  return inLine(lines.of(nameOf(rules, share.key)), waiter, share);
+  if (withinMs > 0) return queues.ofBucket(share).acquire(waiter, share);
+  return inLine(queues.of(nameOf(rules, share.key)), waiter, share);
 }
 
 async function ask({ asker, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
@@ -78,12 +78,12 @@ async function ask({ asker, options: { signal } }: Waiter, share: Share): Promis
 }
 
 /** Stands in line. The first asks, and sleeps as long as it is told. Whose time is over asks a last time. */
-async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
+async function inLine(queue: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
   const { asker, endMs, options } = waiter;
-  line.add(waiter);
+  queue.add(waiter);
   try {
     for (;;) {
-      while (line.first !== waiter && !waiter.isLate) await waiter.sleep(endMs);
+      while (queue.first !== waiter && !waiter.isLate) await waiter.sleep(endMs);
       options.signal?.throwIfAborted();
       const verdict = await ask(waiter, share);
       const { allowed, retryAfterMs } = verdict;
@@ -92,7 +92,7 @@ async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdic
       await waiter.sleep(dueMs, asker.isByClock ? undefined : exactlyAfter);
     }
   } finally {
-    line.leave(waiter);
+    queue.leave(waiter);
   }
 }
 
@@ -109,7 +109,7 @@ interface Asked {
 }
 
 /** Those of this process who wait for a bucket at the same cost. They share a timer. */
-class BucketLine {
+class BucketQueue {
   readonly #turns = new Turns<Asked, ToldTurn>();
   /** When the timer rings, for whom, and what stops it. */
   #dueMs = Infinity;
@@ -205,30 +205,30 @@ class BucketLine {
   }
 }
 
-/** The lines of one client and clock. */
-class Lines {
-  readonly #lines = new Map<string, Queue>();
-  readonly #ofBuckets = new Map<string, BucketLine>();
+/** The queues of one client and clock. */
+class Queues {
+  readonly #queues = new Map<string, Queue>();
+  readonly #ofBuckets = new Map<string, BucketQueue>();
 
   constructor(readonly asker: Asker) {}
 
   of(name: string): Queue {
-    const line = this.#lines.get(name) ?? new Queue(() => this.#lines.delete(name));
-    this.#lines.set(name, line);
-    return line;
+    const queue = this.#queues.get(name) ?? new Queue(() => this.#queues.delete(name));
+    this.#queues.set(name, queue);
+    return queue;
   }
 
-  ofBucket(share: Share): BucketLine {
+  ofBucket(share: Share): BucketQueue {
     // What stands for one cost is no turn of another.
     const name = `${share.cost} ${nameOf(share.rules, share.key)}`;
     const over = () => this.#ofBuckets.delete(name);
-    const line = this.#ofBuckets.get(name) ?? new BucketLine(this.asker, share, over);
-    this.#ofBuckets.set(name, line);
-    return line;
+    const queue = this.#ofBuckets.get(name) ?? new BucketQueue(this.asker, share, over);
+    this.#ofBuckets.set(name, queue);
+    return queue;
   }
 }
 
 // Nothing is logged: the caller learns of an outage by the error.
-const linesOf = forEach(
-  (client, clock) => new Lines(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, () => {})),
+const queuesOf = forEach(
+  (client, clock) => new Queues(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, () => {})),
 );

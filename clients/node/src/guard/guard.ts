@@ -95,6 +95,20 @@ export interface GuardHold extends Hold, Decision {}
 /** Options of a guard's `hold`. The clock is the guard's. */
 export type GuardHoldOptions = Omit<HoldOptions, "clock">;
 
+/** What a framework knows of a request. */
+export interface Framework<R, S> {
+  /** The network address of the client. */
+  addressOf(request: R): string | undefined | null;
+  /** The method and the pattern of the request's route, if the framework tells it. */
+  routeOf(request: R): string | undefined;
+  /** Whether the client has disconnected without a response. */
+  isGone(request: R, response: S | undefined): boolean;
+  /** Sets header fields, unless they were sent already. */
+  tell(response: S, fields: Fields): void;
+  /** The response of a request, where the framework links to it. */
+  responseOf?(request: R): S | undefined;
+}
+
 /** What is asked for together: the policies of a step, or one with `dryRun`. */
 interface Part {
   asker: Asker;
@@ -180,7 +194,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#options = options;
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
-    const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
+    const ofClient = (request: R) =>
+      whoIn(request) ?? `{${clientAddress(this.framework.addressOf(request))}}`;
     const sender = senderOf(client, timeoutMs);
     const now = clock === undefined ? (sender.clock ?? (() => Date.now())) : checkedClock(clock);
     this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
@@ -201,20 +216,12 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   protected whole(handler: H): M {
     return handler as unknown as M;
   }
-  /** The network address of the client. @internal */
-  protected abstract addressOf(request: R): string | undefined | null;
-  /** The method and the pattern of the request's route, if the framework tells it. @internal */
-  protected abstract routeOf(request: R): string | undefined;
-  /** Whether the client has disconnected without a response. @internal */
-  protected abstract isGone(request: R, response: S | undefined): boolean;
-  /** Sets header fields, unless they were sent already. @internal */
-  protected abstract tell(response: S, fields: Fields): void;
-  /** The response of a request, where the framework links to it. @internal */
-  protected responseOf?(request: R): S | undefined;
+  /** @internal */
+  protected abstract readonly framework: Framework<R, S>;
 
   /** A limit of a single route or router. */
   limit(policies: Policies<R> | Choose<R>): H {
-    return this.handler(new PolicySet(policies, this.#setting, (request) => this.routeOf(request)));
+    return this.handler(new PolicySet(policies, this.#setting, (request) => this.framework.routeOf(request)));
   }
 
   /**
@@ -285,7 +292,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const { key } = wanted;
     for (const { share } of visit.met)
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
-    const isGone = () => this.isGone(request, visit.response as S | undefined);
+    const isGone = () => this.framework.isGone(request, visit.response as S | undefined);
     if (isGone()) return placed(this.#closed(visit, []));
     let place: Hold | undefined;
     try {
@@ -360,7 +367,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   #tellStanding({ response, met }: Visit): void {
-    if (response !== undefined) this.tell(response as S, fieldsOf(met));
+    if (response !== undefined) this.framework.tell(response as S, fieldsOf(met));
   }
 
   /**
@@ -389,7 +396,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   #visitOf(request: R, response?: S): Visit {
     checkedRequest(request);
     return ((request as Visiting)[VISIT] ??= {
-      response: response ?? this.responseOf?.(request),
+      response: response ?? this.framework.responseOf?.(request),
       met: [],
       parts: [],
       sets: [],
@@ -408,7 +415,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   ): Promise<[PolicySet<R>, readonly PolicyShare[]]> {
     checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
-    const name = isNamed ? undefined : this.routeOf(request);
+    const name = isNamed ? undefined : this.framework.routeOf(request);
     if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
     const set = policies === undefined ? this.#own : this.#taken;
     return [set, await set.shares(request, policies, name, cost)];
@@ -426,7 +433,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (!visit.sets.includes(known)) visit.sets.push(known);
     if (shares.length === 0) return undefined;
     const told = visit.response as S | undefined;
-    if (this.isGone(request, told)) return this.#closed(visit, []);
+    if (this.framework.isGone(request, told)) return this.#closed(visit, []);
     const parts = this.#partsOf(visit, shares);
     let all = await decide(parts);
     if (this.#local !== undefined) {
@@ -438,7 +445,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       if (!isError(answer) && answer.limited) await block(part, answer);
       note(visit, part);
     }
-    if (this.isGone(request, told)) return this.#closed(visit, parts);
+    if (this.framework.isGone(request, told)) return this.#closed(visit, parts);
     const decided = all[0] as Answer | Error;
     let isTold = false;
     for (let i = 0; i < all.length; i++) {
@@ -719,8 +726,8 @@ function placed(decision: Decision, place?: Hold): GuardHold {
     get held() {
       return place?.held === true;
     },
-    get late() {
-      return place?.late === true;
+    get isLate() {
+      return place?.isLate === true;
     },
     release,
     [Symbol.asyncDispose]: release,

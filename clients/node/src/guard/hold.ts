@@ -35,7 +35,7 @@ export interface Hold {
   /** Whether the place was taken and has not been released. */
   readonly held: boolean;
   /** Whether it could not be renewed for so long that another may hold it by now. */
-  readonly late: boolean;
+  readonly isLate: boolean;
   /** Gives the place back. It never fails: if Redis is away, the place is free once `ttlMs` is over. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -313,7 +313,7 @@ class HeldPlace implements Hold {
     return this.#old !== undefined && this.#released === undefined;
   }
 
-  get late(): boolean {
+  get isLate(): boolean {
     return this.place.isLate(this.places.asker.nowMs());
   }
 
