@@ -7,11 +7,11 @@ import { refusalOf, refuses, Rules } from "../keys/rules.js";
 import type { Asker } from "./asker.js";
 import type { PolicyShare } from "./policy.js";
 
-/** Shares that were asked for together. */
-interface Part {
-  readonly asker: Asker;
+/** Shares that are asked for together: the policies of a step, or one with `dryRun`. */
+export interface Part {
+  asker: Asker;
   readonly shares: readonly PolicyShare[];
-  readonly asked: Request;
+  asked: Request;
 }
 
 /** Blocks whom policies refuse by their own quotas, and changes the answer to what follows. */
