@@ -239,8 +239,9 @@ class AnyGuard:
         else the decision is allowed, without figures.
         """
         met: Visit | None = self._state(request).get(VISIT)
-        visit, whose = Visit(self._shown), set(met.whose if met else ())
-        charges = await self._charging.charges([self._limit(policies)], self._own(request), None, visit, whose)
+        visit = Visit(self._shown)
+        visit.whose |= met.whose if met else set()
+        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
@@ -276,7 +277,7 @@ class AnyGuard:
         if not is_by_hand:
             # A decision that fails is not asked for again.
             visit.limits.update(dict.fromkeys(limits))
-        charges = await self._charging.charges(limits, request, cost, visit, visit.whose)
+        charges = await self._charging.charges(visit, limits, request, cost)
         parts: list[Part] = []
         try:
             parts = await self._decided(visit.meet(charges, may_repeat=may_repeat))
@@ -380,7 +381,7 @@ class AnyGuard:
         if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         request = self._own(request)
-        key = await self._charging.key_of(request, visit.whose, name)
+        key = await self._charging.key_of(visit, request, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
         settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None

@@ -24,8 +24,6 @@ class Charge(NamedTuple):
 
     policy: Policy
     share: Share
-    # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
-    whose: Any
 
 
 class Part:
@@ -123,7 +121,7 @@ class Visit:
         whole: dict[str, Charge] = {}
         before = () if may_repeat else tuple(self.met)
         for charge in charges:
-            (policy, share, _), name = charge, charge.policy.name
+            (policy, share), name = charge, charge.policy.name
             if name in before:
                 raise RuntimeError(_TWICE)
             met = self.met.get(name)
