@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from copy import copy
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._commands.wire import Clock, Key, take, verdict
@@ -54,7 +53,7 @@ class Nodes:
 
     def failed(self, error: Exception, node: Node, share: Share) -> None:
         """Notes that a node could not answer a request for this share."""
-        self._serial.bring(partial(self._failed, error, node, share))
+        self._serial.bring(self._failed, error, node, share)
 
     def _failed(self, error: Exception, node: Node, share: Share) -> None:
         if node in self._away:
