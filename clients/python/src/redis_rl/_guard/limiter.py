@@ -82,7 +82,8 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
     def _asking(self) -> Any:
         # Who waits for units or a place has named a timeout: a new connection has no longer than a reply.
         asking = asking_of(self.client, self.clock, self._where, remember=0, connecting=1)
-        # All limiters of a client share its connections, which end with the client.
+        # All limiters of a client share its connections, which end with it: an application may make one for each
+        # request. They need the client, so that a WeakKeyDictionary would keep both for ever.
         return asking if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asking)
 
     def _as_of(self, at: int | None) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 from .._commands.wire import Clock, Key, Verdict, sendable
 from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
-from .._lines.loop import EachLoop, Loop, LoopLines
+from .._lines.loop import EachLoop, Loop, LoopLines, spawn
 from .._lines.own import Node
 from .nodes import Asking, Nodes
 
@@ -31,7 +31,7 @@ class InLoop(Asking):
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
         self._is_telling = False
-        self._writes: asyncio.Handle | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -74,13 +74,9 @@ class InLoop(Asking):
     def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
         for key, words, told in commands:
             self.lines.send(key, words, told)
-        if not self._writes:
+        if not self._writing or self._writing.done():
             # The loop may end in the turn after the next.
-            self._writes = self._loop.call_soon(self._write, context=Context())
-
-    def _write(self) -> None:
-        self._writes = None
-        self.lines.write_now()
+            self._writing = spawn(self._loop, self.lines.write_now())
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
@@ -103,7 +99,7 @@ class InLoop(Asking):
         It is written in this very turn: a server that shuts down may end the process before the next.
         """
         commands = self._tell(self.keys.give_back, self.now_ms(), request)
-        self.lines.write_now()
+        await self.lines.write_now()
         await self._land(commands, timeout)
 
     def _is_elsewhere(self) -> bool:
