@@ -32,8 +32,8 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision
-from redis_rl._guard.guard import VISIT
 from redis_rl._guard.policies import route_name
+from redis_rl._guard.visit import VISIT
 from redis_rl.http import Answer, Policy
 
 from . import services
@@ -289,7 +289,7 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
     with flask.Flask(__name__).test_request_context():
         guard._state(flask.request)[VISIT] = None
-        with pytest.raises(RuntimeError, match=r"waits for an event loop, .* make it plain"):
+        with pytest.raises(RuntimeError, match=r"is asynchronous, .* make it plain"):
             guard.take(flask.request)
 
 

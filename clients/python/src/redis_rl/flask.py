@@ -10,10 +10,11 @@ from flask import Flask, Request, Response, current_app, request
 from werkzeug.exceptions import HTTPException
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, SyncGuard, run
+from ._guard.guard import SyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
-from ._guard.visit import Visit
-from .http import Answer, Decision, Policy, beside
+from ._guard.run import run
+from ._guard.visit import VISIT, Visit
+from .http import Answer, Decision, Policy
 
 __all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
@@ -58,7 +59,7 @@ class Guard(SyncGuard):
     def _before(self) -> Response | None:
         self._check(views := current_app.view_functions, views.values)
         if _is_answered_by_flask():
-            Visit(self._state(request), VISIT)
+            self._open(request)
             return None
         view = views.get(request.endpoint or "")
         return _response(run(self._begin(request, limits_of(view))).refusal)
@@ -66,14 +67,12 @@ class Guard(SyncGuard):
     def _after(self, response: Response) -> Response:
         visit: Visit | None = request.environ.get(VISIT)
         if visit:
-            visit.has_begun = True
-            if visit.refusal is not None:
+            refusal, fields = visit.answer(response.headers)
+            if refusal is not None:
                 # Else a stream would keep the place that it holds.
                 response.close()
-                # Header fields that are set by now are kept, such as those of CORS.
-                fields = beside(visit.refusal, response.headers)
-                response = Response(visit.refusal.body, visit.refusal.status, [*fields, *visit.refusal.fields.items()])
-            response.headers.update(visit.fields() if visit.refusal is None else {})
+                return Response(refusal.body, refusal.status, fields)
+            response.headers.update(fields)
         return response
 
     def _end(self, error: BaseException | None) -> None:

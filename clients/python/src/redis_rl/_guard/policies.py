@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from inspect import isawaitable
 from string import punctuation
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ..http import Policy, RoutePolicy
+from .run import resolved
 
 Chosen: TypeAlias = Policy | str | Sequence[Policy] | None
 """The policies that limit one request."""
@@ -114,11 +114,6 @@ def check_number(policies: Iterable[Policy]) -> None:
     # The server's refusal would count as Redis being away.
     if sum([len(policy.rules.quotas) for policy in policies]) > _MAX_ROWS:
         raise ValueError(f"the policies of a request may have {_MAX_ROWS} quotas together")
-
-
-async def resolved(value: Any) -> Any:
-    # Most values are text, for which isawaitable would take longer.
-    return value if isinstance(value, str) or not isawaitable(value) else await value
 
 
 def with_limit(view: _View, limit: Limit) -> _View:
