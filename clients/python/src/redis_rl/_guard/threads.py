@@ -22,7 +22,8 @@ from .._lines.threads import ThreadLines, Words
 from .._serial import Alarm, EachProcess, Serial
 from .._time import monotonic
 from ..memory import decides_here
-from .nodes import Asking, Nodes
+from .asking import Asking
+from .outages import Outages
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -96,11 +97,11 @@ class InProcess(Asking):
     itself, so it shares nothing then.
     """
 
-    def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
+    def __init__(self, client: Any, outages: Outages, *, remember: float, clock: Clock | None, **patience: Any) -> None:
         """``patience`` is that of the connections."""
         is_here = decides_here(client)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
-        super().__init__(client, nodes, self.lines.slot_of, remember, clock)
+        super().__init__(client, outages, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
         # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
         self._alone = Keys(0, slot_of=self.lines.slot_of)
@@ -131,8 +132,8 @@ class InProcess(Asking):
 
     def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. An interrupted thread gives its units back."""
-        if self._nodes.are_away:
-            away = self._nodes.ask([share for each in requests for share in each.shares], self.lines.node_of)
+        if self._outages.are_away:
+            away = self._outages.ask([share for each in requests for share in each.shares], self.lines.node_of)
             for found in away:
                 if found.is_probed:
                     self.lines.probe(found.node, partial(self._probe, found.node, found.share))
@@ -164,11 +165,11 @@ class InProcess(Asking):
         while True:
             words = Command([share]).words(self.as_of())
             [reply] = self.lines.exchange([(share.key, words)], is_probe=True)
-            seconds = self._nodes.probed(node, reply if is_away(reply) else None)
+            seconds = self._outages.probed(node, reply if is_away(reply) else None)
             if seconds is None or not runs_threads():
                 return
             sleep(max(seconds, 0) + 0.001)
-            if not any(found.is_probed for found in self._nodes.ask([share], self.lines.node_of)):
+            if not any(found.is_probed for found in self._outages.ask([share], self.lines.node_of)):
                 return
 
     async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -317,15 +318,15 @@ class InProcess(Asking):
         # Looked up before sending, since another node may have taken over by the time of the replies.
         nodes = [self.lines.node_of(key) for key, _ in words] if self.lines.slot_of else [None] * len(words)
         replies: list[Any] = [None] * len(words)
-        if self._nodes.are_away:
-            replies = [self._nodes.error_of(node) for node in nodes]
+        if self._outages.are_away:
+            replies = [self._outages.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
             told = self.lines.exchange([words[index] for index in to_send], timeout)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
                 if isinstance(reply, Exception) and is_away(reply):
-                    self._nodes.failed(reply, nodes[index], commands[index].shares[0])
+                    self._outages.failed(reply, nodes[index], commands[index].shares[0])
         return replies
 
     def _forget(self) -> None:
@@ -354,11 +355,11 @@ class InProcess(Asking):
 class InThreads(EachProcess[InProcess]):
     """Asks in the calling thread. Each process has leases and connections of its own, a forked child too."""
 
-    def __init__(self, client: Any, nodes: Nodes, **options: Any) -> None:
+    def __init__(self, client: Any, outages: Outages, **options: Any) -> None:
         self._is_closed = False
 
         def make() -> InProcess:
-            made = InProcess(client, nodes, **options)
+            made = InProcess(client, outages, **options)
             if self._is_closed:
                 made.keys.close()
             _close_all_with_multiprocessing()
@@ -382,12 +383,12 @@ class InThreads(EachProcess[InProcess]):
         return self.made is not None and self.made.has_leases
 
 
-def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
+def new_asking(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if decides_here(client) else where
     return where(
         client,
-        Nodes("requests are not decided meanwhile"),
+        Outages("requests are not decided meanwhile"),
         remember=remember,
         timeout=socket_timeout(client),
         clock=clock,
