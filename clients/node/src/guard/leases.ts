@@ -1,7 +1,7 @@
 // A limiter that asks the server only now and then.
 
 import { inspect } from "node:util";
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import type { ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
@@ -10,7 +10,7 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver } from "./driver.js";
+import { Asker } from "./asker.js";
 import { type Logger, outageLog } from "./warning.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -61,7 +61,7 @@ export interface Leases {
  * Leases units of keys with many requests, and remembers refusals. In each process at most `units` of a key are counted
  * ahead; so at most that many more than the limits allow can pass in a window, for each process.
  */
-export function leases(client: Asking, options: LeaseOptions): Leases {
+export function leases(client: Client, options: LeaseOptions): Leases {
   const {
     quotas,
     algorithm = "log",
@@ -80,14 +80,14 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
   const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
   time("rememberMs", rememberMs);
   const log = outageLog(NOT_DECIDED, logger);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
+  const asker = new Asker(senderOf(client, timeoutMs), rememberMs, clock, log);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
       if (!Number.isSafeInteger(cost))
         throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
-      return driver.take({ key: checkedKey(key), rules, cost });
+      return asker.take({ key: checkedKey(key), rules, cost });
     },
-    close: () => driver.close(),
+    close: () => asker.close(),
   };
 }

@@ -1,9 +1,8 @@
 // The options and the connection that all stores for other libraries share.
 
-import { askerOf, type Asking, limiterOf } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import { checkedClock, type ClockOption, type Now } from "../commands/clock.js";
-import type { RateLimiter } from "../commands/commands.js";
-import { Driver } from "../guard/driver.js";
+import { Asker } from "../guard/asker.js";
 import { NOT_DECIDED } from "../guard/leases.js";
 import { type Logger, outageLog } from "../guard/warning.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -20,16 +19,15 @@ export interface StoreOptions extends ClockOption {
   logger?: Logger | undefined;
 }
 
-/** What a store asks through: the driver decides on requests, the limiter sends any other command. */
+/** What a store asks through. */
 export interface Store {
   readonly prefix: string;
-  readonly driver: Driver;
-  readonly limiter: RateLimiter;
+  readonly asker: Asker;
   readonly rememberMs: number;
   readonly clock: Now | undefined;
 }
 
-export function storeOf(client: Asking, options: StoreOptions): Store {
+export function storeOf(client: Client, options: StoreOptions): Store {
   const {
     prefix = "redis-rl:",
     timeoutMs = 1000,
@@ -39,12 +37,11 @@ export function storeOf(client: Asking, options: StoreOptions): Store {
   } = checkedOptions("a store", OPTIONS.store, options);
   time("rememberMs", rememberMs);
   const log = outageLog(NOT_DECIDED, logger);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
+  const asker = new Asker(senderOf(client, timeoutMs), rememberMs, clock, log);
   return {
     prefix,
-    driver,
-    limiter: limiterOf(driver.asker, clock),
+    asker,
     rememberMs,
-    clock: clock ? checkedClock(clock) : driver.asker.clock,
+    clock: clock ? checkedClock(clock) : asker.sender.clock,
   };
 }

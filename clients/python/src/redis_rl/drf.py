@@ -22,7 +22,7 @@ from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, seconds_of, timedelta_of
 from ._guard.limiter import RateLimiter
-from ._guard.threads import InThreads, asking_of
+from ._guard.threads import InThreads, new_asking
 from ._keys import Rules
 from ._library import redis
 from ._lines.errors import is_away
@@ -125,7 +125,7 @@ def _settings() -> dict[str, Any]:
 
 @cache
 def _asking(limiter: RateLimiter, remember: float) -> InThreads:
-    asking: InThreads = asking_of(limiter.client, limiter.clock, InThreads, remember=remember)
+    asking: InThreads = new_asking(limiter.client, limiter.clock, InThreads, remember=remember)
     return asking
 
 

@@ -25,7 +25,7 @@ from .charging import Charging
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
-from .nodes import Nodes, OnOutage
+from .outages import OnOutage, Outages
 from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
 from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
@@ -149,18 +149,18 @@ class AnyGuard:
         self._shown = Shown(*_FIELDS[fields], fields_on == "all")
         if own := clock or getattr(client, "clock", None):
             self._shown = self._shown._replace(clock=own)
-        nodes = Nodes(_MEANWHILE[fail], on_outage)
-        self._undecided = Undecided(nodes, prefix)
+        outages = Outages(_MEANWHILE[fail], on_outage)
+        self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
         asking: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, nodes, **asking)
-        self._in_loops = InLoops(client, nodes, **asking)
+        self._in_threads = InThreads(client, outages, **asking)
+        self._in_loops = InLoops(client, outages, **asking)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            self._local = InThreads(memory, Nodes(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
+            self._local = InThreads(memory, Outages(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
         self._on_limited = on_limited
 
     def __deepcopy__(self, memo: Any) -> AnyGuard:
