@@ -40,7 +40,6 @@ class Refused(HTTPException):
     """No place is free. The guard answers, whatever an error handler makes of this."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded", _response(decision))
         self.code, self.decision = decision.status, decision
 
@@ -106,13 +105,8 @@ class Guard(SyncGuard):
         return request.remote_addr
 
     def _route(self, request: Request, limit: Limit) -> str | None:
-        """Returns the name of the rule, or of the blueprint."""
         rule = request.url_rule
-        if rule and (limit.is_by_hand or limit in limits_of(current_app.view_functions.get(rule.endpoint))):
-            return route_name(rule.methods or (), rule.rule)
-        if len(request.blueprints) == 1:
-            return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None
-        return None
+        return route_name(rule.methods or (), rule.rule) if rule else None
 
 
 def _own(request: Request) -> Request:

@@ -41,7 +41,6 @@ class Item:
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
-        """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window is not None and (self.window % _SECOND or not self.window):
@@ -130,7 +129,6 @@ class Policy:
         return repr(self) == repr(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __repr__(self) -> str:
-        """Returns the name and the quotas."""
         return f"<Policy {self.text}>"
 
 
@@ -187,7 +185,6 @@ class Decision:
     """Problem details as JSON; empty if the request is allowed."""
 
     def __bool__(self) -> bool:
-        """The same as ``allowed``."""
         return self.allowed
 
     @classmethod

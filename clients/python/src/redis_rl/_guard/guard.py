@@ -65,7 +65,6 @@ class Refused(Exception):  # noqa: N818 - as frameworks call theirs
     """No place is free for a request, or Redis is away."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded")
         self.decision = decision
 
@@ -141,7 +140,7 @@ class AnyGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -444,7 +443,7 @@ async def _entered(place: Any) -> Exception | None:
 
 
 class AsyncGuard(AnyGuard):
-    """A guard for asynchronous frameworks."""
+    """A guard for asynchronous frameworks: it asks in the event loop of the request."""
 
     take, peek, hold = AnyGuard._take, AnyGuard._peek, AnyGuard._hold  # noqa: SLF001 - those of the base
     settle, close = AnyGuard._settle, AnyGuard._close  # noqa: SLF001

@@ -32,7 +32,6 @@ class Part:
     __slots__ = ("asking", "charges", "error", "outcome", "request")
 
     def __init__(self, asking: Any, charges: Sequence[Charge], request: Request, told: Outcome | Exception) -> None:
-        """``request`` knows what was taken."""
         self.asking, self.charges, self.request = asking, charges, request
         self.outcome = None if isinstance(told, Exception) else told
         self.error = told if isinstance(told, Exception) else None
