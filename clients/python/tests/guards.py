@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,9 +10,9 @@ import redis
 from fastapi import FastAPI
 
 from redis_rl import MemoryLimiter
-from redis_rl._guard.guard import VISIT
-from redis_rl._guard.visit import Part, Taken, Visit
+from redis_rl._guard.visit import VISIT, Part, Visit
 from redis_rl.asgi import Guard, Policies, Scope
+from redis_rl.http import Shown
 
 from .servers import Monitor, Server
 
@@ -24,7 +24,7 @@ SCOPE: Scope = {VISIT: None, "type": "http", "path": "/", "client": ("192.0.2.1"
 def visiting(**fields: Any) -> Scope:
     """The scope of a request that is on its way through a guard's middleware."""
     scope = {**SCOPE, **fields}
-    Visit(scope, VISIT)
+    Visit(Shown(), scope)
     return scope
 
 
@@ -32,17 +32,17 @@ def noting(guard: Any, note: Callable[[Any, Part], object]) -> None:
     """Notes what each request was told in one step, before it passes or is refused."""
     judge = guard._judge
 
-    async def judged(request: Any, taken: Taken, visit: Visit | None) -> None:
-        for part in taken.parts:
+    async def judged(request: Any, visit: Visit, parts: Sequence[Part], is_by_hand: bool) -> Any:
+        for part in parts:
             note(request, part)
-        await judge(request, taken, visit)
+        return await judge(request, visit, parts, is_by_hand)
 
     guard._judge = judged
 
 
 def is_local(part: Part) -> bool:
     """Whether this process has decided, while Redis is away."""
-    return isinstance(part._asking._client, MemoryLimiter)
+    return isinstance(part.asking._client, MemoryLimiter)
 
 
 @asynccontextmanager

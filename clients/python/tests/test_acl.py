@@ -15,7 +15,7 @@ import redis.asyncio
 
 import redis_rl.limits  # noqa: F401 - registers the schemes
 from redis_rl import AsyncRateLimiter, Leases, RateLimiter
-from redis_rl._guard.guard import VISIT
+from redis_rl._guard.visit import VISIT
 from redis_rl.asgi import Guard, Policy
 
 from . import test_limits

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -289,6 +291,48 @@ async def test_those_behind_who_leaves_move_up_and_of_sixty_with_23_gone_and_ten
     times = sorted(verdict.at or 0 for verdict in told if isinstance(verdict, Verdict))
     # As of each time one, without a gap.
     assert (len(times), len(set(times)), times[-1] - times[0]) == (47, 47, 46 * 30)
+
+
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sys
+import gevent
+import redis
+from redis_rl import RateLimiter
+
+limiter, times = RateLimiter(redis.Redis(port=int(sys.argv[1]))), []
+
+def waits():
+    times.append(limiter.acquire("bucket", "k", "1/30ms").at)
+
+all = [gevent.spawn(waits) for _ in range(60)]
+gevent.sleep(0.2)
+gevent.killall(all[20:43])
+gevent.joinall(all + [gevent.spawn(waits) for _ in range(10)])
+print(len(times), len(set(times)), max(times) - min(times), len(times) == 47 and times == sorted(times))
+"""
+
+
+def test_those_behind_a_thread_that_is_interrupted_move_up(server: Server) -> None:
+    pytest.importorskip("gevent")
+    # Only greenlets can be interrupted while they sleep.
+    said = subprocess.run([sys.executable, "-c", GREENLETS, str(server.port)], stdout=subprocess.PIPE, text=True)
+    assert said.stdout == f"47 47 {46 * 30} True\n"
+
+
+def test_threads_whose_timeouts_end_together_lose_no_turn(server: Server, raw: redis.Redis) -> None:
+    clock = Clock()
+    limiter = RateLimiter(raw, clock=clock)
+    assert limiter.acquire("bucket", "k", "1/1s")
+    with ThreadPoolExecutor(200) as pool:
+        with paused(raw):
+            late = [pool.submit(limiter.acquire, "bucket", "k", "1/1s", timeout=200) for _ in range(200)]
+            wait_for("all to ask", lambda: len(limiter._asking.here().lines._at_it) == 200)
+            clock.advance(200)
+        assert not any(each.result().allowed for each in late)
+    wait_for("turns that go back", lambda: calls(raw, "rl.bucket") == 401)
+    # Nothing but the first unit is counted.
+    assert raw.execute_command("RL.PEEK", "k", 1, "1s", "AT", clock() - 200_000)[3] == 1000
 
 
 async def test_a_turn_that_cannot_go_back_is_kept_for_the_next_of_the_process(server: Server, raw: redis.Redis) -> None:

@@ -32,8 +32,8 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision
-from redis_rl._guard.guard import VISIT
 from redis_rl._guard.policies import route_name
+from redis_rl._guard.visit import VISIT
 from redis_rl.http import Answer, Policy
 
 from . import services
@@ -194,16 +194,20 @@ def app(server: Server) -> Iterator[tuple[flask.Flask, Any]]:
     guard.close()
 
 
-def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: redis.Redis) -> None:
+def test_a_policy_on_a_blueprint_of_flask_is_one_limit_and_a_text_one_of_each_route(
+    app: tuple[flask.Flask, Any], raw: redis.Redis
+) -> None:
     site, guard = app
-    shop = flask.Blueprint("shop", __name__, url_prefix="/shop")
-    shop.before_request(guard.limit("2/h"))
-    shop.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
-    shop.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
-    site.register_blueprint(shop)
+    for name, policies in ("shop", Policy("all", "1/h")), ("club", "1/h"):
+        part = flask.Blueprint(name, __name__, url_prefix=f"/{name}")
+        part.before_request(guard.limit(policies))
+        part.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
+        part.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
+        site.register_blueprint(part)
     client = site.test_client()
-    assert [client.get(path).status_code for path in ("/shop/a", "/shop/b", "/shop/a")] == [200, 200, 429]
-    assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
+    assert [client.get(f"/shop/{path}").status_code for path in "ab"] == [200, 429]
+    assert [client.get(f"/club/{path}").status_code for path in "aba"] == [200, 200, 429]
+    assert set(raw.keys()) == {f"{name}:{{127.0.0.1}}" for name in ("requests", "all", "GET /club/a", "GET /club/b")}
 
 
 def test_a_limit_above_the_decorator_of_its_route_of_flask_is_an_error(app: tuple[flask.Flask, Any]) -> None:
@@ -289,7 +293,7 @@ def test_a_function_of_flask_that_awaits_is_an_error_that_says_so(server: Server
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), "9/h", key=key)
     with flask.Flask(__name__).test_request_context():
         guard._state(flask.request)[VISIT] = None
-        with pytest.raises(RuntimeError, match=r"waits for an event loop, .* make it plain"):
+        with pytest.raises(RuntimeError, match=r"is asynchronous, .* make it plain"):
             guard.take(flask.request)
 
 

@@ -241,7 +241,7 @@ async def test_a_node_that_is_away_holds_up_its_own_keys_alone(
     paths = [f"/{number}" for number in range(30)]
 
     def note(scope: Any, part: Any) -> None:
-        if part.standing and not is_local(part):
+        if part.outcome and not is_local(part):
             by_server.add(scope["path"])
 
     for node in cluster:

@@ -47,18 +47,20 @@ async def test_who_is_refused_is_refused_until_the_block_ends_and_trying_makes_i
 async def test_only_the_policy_that_refuses_blocks_and_a_cost_that_never_fits_blocks_nobody() -> None:
     clock = Clock()
     other = Policy("requests", "100/h", block="2h")
-    guard = Guard(MemoryLimiter(clock=clock), [LOGIN, other], prefix="p:")
+    client = MemoryLimiter(clock=clock)
+    guard = Guard(client, [LOGIN, other], prefix="p:")
     assert (await guard.take(visiting(), cost={"login": 3})).status == 403
     assert [(await guard.take(visiting())).allowed for _ in range(3)] == [True, True, False]
     assert (await guard.take(visiting(), other)).policies["requests"].remaining == 97
-    assert guard._client.execute_command("EXISTS", "p:login:{192.0.2.1}", "p:requests:{192.0.2.1}") == 2
+    assert client.execute_command("EXISTS", "p:login:{192.0.2.1}", "p:requests:{192.0.2.1}") == 2
 
 
 async def test_with_remember_the_block_is_repeated_and_not_the_refusal_before_it() -> None:
-    guard = Guard(MemoryLimiter(clock=(clock := Clock())), LOGIN, remember=60)
+    client = MemoryLimiter(clock=(clock := Clock()))
+    guard = Guard(client, LOGIN, remember=60)
     waits = [seconds(await guard.take(visiting())) for _ in range(4)]
     clock.advance(10)
-    guard._client.execute_command("DEL", "login:{192.0.2.1}")
+    client.execute_command("DEL", "login:{192.0.2.1}")
     assert [*waits, seconds(await guard.take(visiting()))] == [None, None, 600, 600, 590]
 
 

@@ -15,11 +15,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from redis_rl import AsyncLeases, AsyncRateLimiter, Info, Leases, RateLimiter, Verdict, Verdicts
+from redis_rl import AsyncLeases, AsyncRateLimiter, Info, Leases, RateLimiter, Verdict, Verdicts, http
 from redis_rl._commands import wire
-from redis_rl._keys import Outcome
+from redis_rl._keys import Rules, Share
 from redis_rl.asgi import Guard, Policy, client_address
-from redis_rl.http import Item, Standing
+from redis_rl.http import Answer, Item, Met, Shown
 
 from .servers import Server
 
@@ -151,9 +151,14 @@ def test_header_fields(case: Any, server: Server, raw: redis.Redis) -> None:
     positional, options = arguments({**case, "call": "all"})
     decision = RateLimiter(raw).all(*positional, **options)
     check(case, decision)
-    policy: Any = SimpleNamespace(items=items, hidden=False)
-    outcome = Outcome(decision.limited, decision.retry_after, decision.at, (decision.rows,))
-    told = Standing([policy], outcome).answer()
+    text = ", ".join(item.text for item in items)
+    policy: Any = SimpleNamespace(items=items, text=text, hidden=False, dry_run=False)
+    met, shown = Met(policy, Share("k", Rules.of("log", ((1, "1h"),), 0, 0), 1), decision.rows), Shown()
+    told = (
+        http.refusal([met], shown, decision.retry_after)
+        if decision.limited
+        else Answer(200, http.fields_of([met], shown))
+    )
     assert told.status == case["status"]
     assert {name: told.fields.get(name) for name in case["fields"]} == case["fields"]
     if "body" in case:

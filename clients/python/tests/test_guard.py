@@ -32,9 +32,9 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision, Figures, MemoryLimiter
-from redis_rl._guard.guard import VISIT
-from redis_rl._guard.visit import Visit
+from redis_rl._guard.visit import VISIT, Visit
 from redis_rl.asgi import Guard, Policy, Refused
+from redis_rl.http import Shown
 from redis_rl.testing import Clock
 
 from . import services
@@ -545,7 +545,7 @@ def test_what_was_taken_stays_counted_if_settling_is_interrupted(
     tokens, requests = Policy("tpm", "1000/m", key="all", cost=100), Policy("rpm", "5/m", key="all")
     guard = redis_rl.flask.Guard(redis.Redis(port=server.port), timeout=PATIENT)
     with Flask(__name__).test_request_context():
-        visit = Visit(guard._state(flask_request), VISIT)
+        visit = Visit(Shown(), guard._state(flask_request))
         assert guard.take(flask_request, [tokens, requests])
         lines = guard._where.here().lines
         exchange = lines.exchange
@@ -575,9 +575,9 @@ async def test_the_fields_after_settling_a_policy_that_was_met_twice_are_those_o
         return int(told)
 
     visit = await guard._begin(dict(SCOPE), [])
-    await guard._take_of([guard._limit(tokens)], SCOPE, visit=visit, is_by_hand=True)
+    await guard._decide(visit, [guard._limit(tokens)], SCOPE, is_by_hand=True)
     assert await left(visit.fields()) == 60
-    assert await left(await visit.settle({"tokens": 42})) == 58
-    assert await left(await visit.settle({"tokens": 10})) == 90
-    assert await left(await visit.settle({"tokens": 30})) == 70
+    assert await left(await visit.settle({"tokens": 42}, print)) == 58
+    assert await left(await visit.settle({"tokens": 10}, print)) == 90
+    assert await left(await visit.settle({"tokens": 30}, print)) == 70
     await guard.close()

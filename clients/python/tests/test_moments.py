@@ -22,10 +22,10 @@ import redis.asyncio
 import redis_rl
 import redis_rl.asgi
 from redis_rl import Leases, MemoryLimiter, RateLimiter
-from redis_rl._guard.guard import VISIT, run
+from redis_rl._guard.run import run
 from redis_rl._guard.visit import Visit
 from redis_rl.flask import Guard
-from redis_rl.http import Policy
+from redis_rl.http import Policy, Shown
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Server, wait_for
@@ -114,7 +114,7 @@ class Calls:
 
     def hold_by_guard(self) -> None:
         request: Any = Request()
-        Visit(request.environ, VISIT)
+        Visit(Shown(), request.environ)
         with self.guard.hold(request, "held", MANY, ttl=30) as place:
             assert place
 
@@ -127,7 +127,7 @@ class Calls:
 
     def settle(self) -> None:
         request: Any = Request()
-        visit = Visit(request.environ, VISIT)
+        visit = Visit(Shown(), request.environ)
         assert self.guard.take(request)
         self.guarded += 3
         self.guard.settle(request, 3)
@@ -228,7 +228,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
         wait_for("one to have asked", lambda: leases._asking.here()._calls)
         assert not leases.take("k").limited
 
-    machine: Any = memory._machine()
+    machine: Any = memory._machines.here()
     call = machine._call
 
     def interrupted(*words: Any) -> bytes:
@@ -306,8 +306,7 @@ async def test_a_finalizer_may_give_back_while_an_event_loop_takes(server: Serve
         guard = redis_rl.asgi.Guard(client, policy, timeout=None)
 
         async def take() -> Any:
-            visit = await guard._begin({"type": "http", "path": "/", "client": ("192.0.2.1", 1)}, [])
-            return visit.taken[0]
+            return await guard._begin({"type": "http", "path": "/", "client": ("192.0.2.1", 1)})
 
         kept = [await take() for _ in range(2 * IN_A_ROW)]
 
@@ -320,7 +319,7 @@ async def test_a_finalizer_may_give_back_while_an_event_loop_takes(server: Serve
         finally:
             sys.settrace(None)
         assert len(kept) == IN_A_ROW
-        assert taken.main.standing
+        assert taken.met["k"].rows
         await asyncio.sleep(0)
         await guard.close()
     assert MANY - raw.execute_command("RL.PEEK", "k:all", MANY, "1h")[2] == IN_A_ROW + 1

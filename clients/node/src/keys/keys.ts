@@ -11,7 +11,8 @@ import { Lease, Refusal } from "./lease.js";
 import type { Noted, Request } from "./request.js";
 import { blocks, MAX_COST, refuses, type Rules, type Share, tightest } from "./rules.js";
 
-const MAX_KEYS = 10_000;
+/** So many keys are remembered. */
+export const MAX_KEYS = 10_000;
 const LONGEST_BYTES = 256;
 
 export interface Settings {

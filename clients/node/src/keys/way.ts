@@ -3,8 +3,11 @@
 
 /** After so many places for each that there is, or after so long with its own alone, a process looks who else waits. */
 const [PLACES, ALONE_MS] = [8, 100];
-/** For how long it gives way. Whoever waits asks within this time. */
-export const GIVES_WAY_MS = 60;
+/**
+ * For how long it gives way to one other: whoever waits asks within this time. For each further one it gives way for
+ * longer, so that all have had their turn before it asks again.
+ */
+const [GIVES_WAY_MS, FURTHER_MS, MOST_MS] = [60, 100, 360];
 
 /**
  * Who gives a place back and takes it again is faster than whoever waits in another process, and would take each of
@@ -32,7 +35,7 @@ export class Way {
   /** It has looked how many others wait. */
   looked(nowMs: number, others: number): "ask" | "give way" {
     if (others <= 0) return "ask";
-    this.#untilMs = nowMs + GIVES_WAY_MS;
+    this.#untilMs = nowMs + Math.min(GIVES_WAY_MS + FURTHER_MS * (others - 1), MOST_MS);
     return "give way";
   }
 

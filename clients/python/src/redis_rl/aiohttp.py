@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, AsyncGuard
+from ._guard.guard import AsyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
-from ._guard.visit import Visit
-from .http import Answer, Decision, Policy, beside
+from ._guard.visit import VISIT, Visit
+from .http import Answer, Decision, Policy
 
 __all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
@@ -44,7 +45,6 @@ class Refused(web.HTTPException):
     status_code = 429
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__()
         self.set_status(decision.status)
         self.decision = decision
@@ -74,19 +74,15 @@ class Guard(AsyncGuard):
         visit = await self._begin(request, limits_of(request.match_info.handler))
         try:
             if visit.refusal is not None:
-                return _response(visit.refusal)
+                return _answer(visit, web.Response())
             try:
                 response = await handler(request)
             except web.HTTPException as answer:
                 if visit.refusal is not None:
-                    return _response(visit.refusal, answer)
-                answer.headers.update(visit.fields())
+                    return _answer(visit, answer)
+                _answer(visit, answer)
                 raise
-            if visit.refusal is not None and not response.prepared:
-                return _response(visit.refusal, response)
-            if not response.prepared:
-                await self.prepare(request, response)
-            return response
+            return response if response.prepared else _answer(visit, response)
         finally:
             visit.end()
 
@@ -132,10 +128,12 @@ class Guard(AsyncGuard):
         return route_name(() if method == "*" else (method,), route.resource.canonical)
 
 
-def _response(answer: Decision, instead_of: web.StreamResponse | None = None) -> web.Response:
-    """Makes the response of a refusal. It keeps the fields and cookies of the response that it replaces."""
-    response = web.Response(status=answer.status, headers=answer.fields, body=answer.body)
-    if instead_of is not None:
-        response.headers.extend(beside(answer, instead_of.headers.items()))
-        response.cookies.update(instead_of.cookies)
-    return response
+def _answer(visit: Visit, response: web.StreamResponse) -> web.StreamResponse:
+    """Returns the response with the header fields, or the refusal with the fields and cookies of the response."""
+    refusal, fields = visit.answer(response.headers.items())
+    if refusal is None:
+        response.headers.update(fields)
+        return response
+    refused = web.Response(status=refusal.status, headers=CIMultiDict(fields), body=refusal.body)
+    refused.cookies.update(response.cookies)
+    return refused

@@ -9,17 +9,16 @@ import functools
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import iscoroutinefunction, signature
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, AsyncGuard
+from ._guard.guard import AsyncGuard
 from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, check_texts, limits_of, route_name, with_limit
-from ._guard.visit import Taken, Visit
-from .http import Answer, Decision, Policy, beside
+from ._guard.visit import VISIT, Visit
+from .http import Answer, Decision, Policy
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
@@ -85,7 +84,6 @@ class Refused(HTTPException):
     """A route's limit refuses, or no place is free. The guard answers, whatever an exception handler makes of this."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has the status and the fields of the answer, for exception handlers of the application."""
         # Without a detail, Starlette would name the status in its own words.
         super().__init__(decision.status, "Quota Exceeded", dict(decision.fields))
         self.decision = decision
@@ -110,8 +108,48 @@ class Guard(AsyncGuard):
 
     def _middleware_of(self, limit: Limit) -> "type[_Middleware]":
         """Makes a class, since Sentry, for one, replaces ``__call__`` of what a framework is given as middleware."""
-        of_limit = {"limit": limit, "take_of": self._take_of, "check": self._check}
-        return type("GuardMiddleware", (_Middleware,), of_limit)
+        return type("GuardMiddleware", (_Middleware,), {"serve": staticmethod(partial(self._serve, limit))})
+
+    async def _serve(self, limit: Limit, app: App, scope: Any, receive: Any, send: Any) -> None:
+        """Limits requests and handshakes of websockets. At startup it checks the limits of all routes instead."""
+        first = _FIRST.get(scope["type"])
+        if first is None:
+            try:
+                self._check_app(scope)
+            except (RuntimeError, TypeError, ValueError) as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+            return await app(scope, receive, send)
+        if visit := scope.get(VISIT):
+            return await self._pass(visit, limit, app, scope, receive, send)
+        # Some servers and test clients leave out the startup.
+        self._check_app(scope)
+        # The scope itself is passed on, since outer middleware reads what inner code adds to it, such as the route.
+        visit = self._open(scope)
+        answering = _Answering(visit, scope, first, send)
+        try:
+            await self._pass(visit, limit, app, scope, receive, answering.send)
+            await answering.finish()
+        except Exception as error:
+            await answering.finish()
+            if not isinstance(error, Refused):
+                raise
+        finally:
+            visit.end()
+        return None
+
+    async def _pass(self, visit: Visit, limit: Limit, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._decide(visit, [limit], scope) is None:
+            return await app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await receive()  # the message that a client wants to connect
+        # The outermost middleware sends the refusal in its place.
+        return await send({"type": "http.response.start", "status": 429})
+
+    def _check_app(self, scope: Scope) -> None:
+        app = scope.get("app")
+        self._check(app, lambda: _views(_routes(app)))
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
         scope: Scope = getattr(request, "scope", request)
@@ -127,10 +165,13 @@ class Guard(AsyncGuard):
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
-        if not known:
-            known = (route, _name(request, route, mount))
-            limit.known[id(route), mount] = known
-        return known[1]
+        if known:
+            return known[1]
+        name = _name(request, route, mount)
+        if name:
+            # A client may write any mount that has no name.
+            limit.known[id(route), mount] = (route, name)
+        return name
 
 
 class Route(Limit):
@@ -143,7 +184,6 @@ class Route(Limit):
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
         middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
-        """Is made by :meth:`Guard.limit`."""
         super().__init__(routes, policies)
         self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.
@@ -237,7 +277,11 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
 
 
 def _routes(app: Any) -> list[Any]:
-    """Returns the routes of an application, those of FastAPI's routers too."""
+    """Returns the routes of an application, those of FastAPI's routers too.
+
+    These have their prefixes only here, since newer versions of FastAPI include a router as it is. FastAPI is not
+    imported for this: whoever has Starlette alone would wait for that, and the module is there if anybody uses it.
+    """
     every = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", iter)
     return list(every(getattr(app, "routes", ())))
 
@@ -258,56 +302,13 @@ def _views(routes: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Middleware:
-    limit: Limit
-    take_of: Callable[..., Awaitable[Taken]]
-    check: Callable[..., None]
+    serve: Callable[[App, Any, Any, Any], Awaitable[None]]
 
     def __init__(self, app: App) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Limits requests and handshakes of websockets. At startup it checks the limits of all routes instead."""
-        first = _FIRST.get(scope["type"])
-        if first is None:
-            try:
-                self._check_app(scope)
-            except (RuntimeError, TypeError, ValueError) as error:
-                await receive()
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-                raise
-            return await self.app(scope, receive, send)
-        if visit := scope.get(VISIT):
-            return await self._pass(visit, scope, receive, send)
-        # Some servers and test clients leave out the startup.
-        self._check_app(scope)
-        # The scope itself is passed on, since outer middleware reads what inner code adds to it, such as the route.
-        visit = Visit(scope, VISIT)
-        answering = _Answering(visit, scope, first, send)
-        try:
-            await self._pass(visit, scope, receive, answering.send)
-            await answering.finish()
-        except Refused:
-            await answering.finish()
-        except Exception as error:
-            await answering.answer_error(error, receive)
-            raise
-        finally:
-            visit.end()
-        return None
-
-    def _check_app(self, scope: Scope) -> None:
-        app = scope.get("app")
-        self.check(app, lambda: _views(_routes(app)))
-
-    async def _pass(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-        taken = await self.take_of([self.limit], scope, visit=visit)
-        if taken.refusal is not None:
-            if scope["type"] == "websocket":
-                await receive()  # the message that a client wants to connect
-            for message in _messages(scope, taken.refusal):
-                await send(message)
-            return None
-        return await self.app(scope, receive, send)
+        await self.serve(self.app, scope, receive, send)
 
 
 class _Answering:
@@ -323,62 +324,35 @@ class _Answering:
         if visit.refusal is not None:
             # The refusal replaces the answer of the application or of its framework.
             if message["type"] == "websocket.close":
-                await self._send_all([message])
+                visit.has_begun = True
+                await self._send(message)
             elif message["type"].endswith("http.response.start"):
-                await self._send_all(_messages(self._scope, visit.refusal, message.get("headers", ())))
+                await self._refuse(message.get("headers", ()))
             return
         if message["type"] == self._first:
-            visit.has_begun = True
-            message = {**message, "headers": [*message.get("headers", ()), *_encoded(visit.fields().items())]}
+            _, fields = visit.answer()
+            message = {**message, "headers": [*message.get("headers", ()), *_encoded(fields)]}
         await self._send(message)
 
     async def finish(self) -> None:
         """Sends a refusal that the application has not answered, as old versions of Starlette do with websockets."""
         if self._visit.refusal is not None and not self._visit.has_begun:
-            await self._send_all(_messages(self._scope, self._visit.refusal))
+            await self._refuse(())
 
-    async def answer_error(self, error: Exception, receive: Receive) -> None:
-        """Answers an exception that nobody handles as Starlette does, whose own answer would lack the header fields.
-
-        Starlette writes that answer outside of all middleware. So its public class is asked here too.
-        """
-        scope: Any = self._scope
-        app = scope.get("app")
-        if self._visit.has_begun or not hasattr(app, "build_middleware_stack") or scope["type"] != "http":
-            return
-        handled, _ = scope.get("starlette.exception_handlers", ({}, {}))
-        if any(kind in handled for kind in type(error).__mro__):
-            # A handler further out, which Starlette has noted in the scope, answers it.
-            return
-        from starlette.middleware.errors import ServerErrorMiddleware
-
-        async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-            raise error
-
-        handler = app.exception_handlers.get(500) or app.exception_handlers.get(Exception)
-        with suppress(type(error)):
-            await ServerErrorMiddleware(fail, handler, app.debug)(scope, receive, self.send)
-
-    async def _send_all(self, messages: Iterable[Message]) -> None:
-        self._visit.has_begun = True
-        for message in messages:
-            await self._send(message)
-
-
-def _messages(scope: Scope, answer: Decision, headers: Iterable[tuple[bytes, bytes]] = ()) -> list[Message]:
-    """Returns the messages of an answer. It keeps those other headers that are not about a body."""
-    response = "http.response"
-    if scope["type"] == "websocket":
-        response = "websocket.http.response"
-        if response not in (scope.get("extensions") or {}):
-            # This server answers any close before the handshake with 403.
-            return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
-    kept = beside(answer, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
-    fields = [*kept, *answer.fields.items(), ("Content-Length", str(len(answer.body)))]
-    return [
-        {"type": f"{response}.start", "status": answer.status, "headers": _encoded(fields)},
-        {"type": f"{response}.body", "body": answer.body},
-    ]
+    async def _refuse(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Sends the refusal. It keeps those headers of the answer in its place that are not about a body."""
+        others = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        refusal, fields = self._visit.answer(others)
+        assert refusal is not None
+        response = "http.response"
+        if self._scope["type"] == "websocket":
+            response = "websocket.http.response"
+            if response not in (self._scope.get("extensions") or {}):
+                # This server answers any close before the handshake with 403.
+                return await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+        encoded = _encoded([*fields, ("Content-Length", str(len(refusal.body)))])
+        await self._send({"type": f"{response}.start", "status": refusal.status, "headers": encoded})
+        return await self._send({"type": f"{response}.body", "body": refusal.body})
 
 
 def _encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -7,7 +7,7 @@ limits a view. For throttles of Django REST framework see :mod:`redis_rl.drf`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,10 +17,11 @@ from django.urls import LocalePrefixPattern, get_resolver
 from django.utils.decorators import sync_and_async_middleware
 
 from ._guard.address import behind
-from ._guard.guard import VISIT, AsyncGuard, Refused, SyncGuard, blocking, run
+from ._guard.guard import AnyGuard, Refused, SyncGuard
 from ._guard.policies import Limit, Policies, limits_of, route_name, with_limit
+from ._guard.run import blocking, run
 from ._guard.visit import Visit
-from .http import Answer, Decision, Policy, beside
+from .http import Answer, Decision, Policy
 
 __all__ = ["Answer", "Decision", "Guard", "Policies", "Policy", "Refused", "client_address"]
 
@@ -41,7 +42,7 @@ class Guard(SyncGuard):
     """
 
     def _blocks(self) -> bool:
-        return super(SyncGuard, self)._blocks() or blocking.get()
+        return self._decides_here or blocking.get()
 
     @cached_property
     def middleware(self) -> Callable[[Any], Any]:
@@ -61,11 +62,11 @@ class Guard(SyncGuard):
         if iscoroutinefunction(get_response):
 
             async def guarded(request: HttpRequest) -> Any:
-                visit = Visit(self._state(request), VISIT)
+                visit = self._open(request)
                 response = await get_response(request)
-                if not visit.taken:
+                if not visit.limits:
                     # Inner middleware has answered before a view was looked for.
-                    await self._take_of([self._all], request, visit=visit)
+                    await self._decide(visit, [self._all], request)
                 return _answered(visit, response)
 
             async def process_view(*arguments: Any) -> HttpResponse | None:
@@ -76,10 +77,10 @@ class Guard(SyncGuard):
         else:
 
             def guarded(request: HttpRequest) -> Any:
-                visit = Visit(self._state(request), VISIT)
+                visit = self._open(request)
                 response = get_response(request)
-                if not visit.taken:
-                    run(self._take_of([self._all], request, visit=visit))
+                if not visit.limits:
+                    run(self._decide(visit, [self._all], request))
                 return _answered(visit, response)
 
             guarded.process_view = lambda *arguments: run(self._process_view(*arguments))
@@ -88,7 +89,8 @@ class Guard(SyncGuard):
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
         limits = [self._all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
-        return _response((await self._take_of(limits, request, visit=self._visit_of(request, "limit a view"))).refusal)
+        visit = self._visit_of(request, "limit a view") or self._open(request)
+        return _response(await self._decide(visit, limits, request))
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""
@@ -113,8 +115,8 @@ class Guard(SyncGuard):
 
         return decorate
 
-    atake, apeek, ahold = AsyncGuard.take, AsyncGuard.peek, AsyncGuard.hold
-    asettle, aclose = AsyncGuard.settle, AsyncGuard.close
+    atake, apeek, ahold = AnyGuard._take, AnyGuard._peek, AnyGuard._hold  # noqa: SLF001 - those of the base
+    asettle, aclose = AnyGuard._settle, AnyGuard._close  # noqa: SLF001
 
     def _state(self, request: HttpRequest) -> MutableMapping[str, Any]:
         return request.META
@@ -144,11 +146,9 @@ def _process_exception(request: HttpRequest, error: Exception) -> HttpResponse |
 
 def _answered(visit: Visit, response: Any) -> Any:
     visit.end()
-    fields: Iterable[tuple[str, str]] = visit.fields().items()
-    if visit.refusal is not None:
-        # Inner middleware may have set fields and cookies, such as for CORS. They are kept.
-        refused: Any = _response(visit.refusal)
-        fields = beside(visit.refusal, response.items())
+    refusal, fields = visit.answer(response.items())
+    if refusal is not None:
+        refused = HttpResponse(refusal.body, status=refusal.status)
         refused.cookies, response = response.cookies, refused
     for name, value in fields:
         response[name] = value

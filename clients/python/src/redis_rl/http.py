@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ._commands import wire
 from ._commands.wire import Algorithm, Clock, Quota, Verdict, Window, check_cost, tightest, timedelta_of
-from ._keys import Outcome, Rules, without
+from ._keys import Rules, Share, without
 
 __all__ = ["Answer", "Decision", "Figures", "Policy"]
 
@@ -23,7 +23,7 @@ _EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 # The largest integer of a structured field.
 _LARGEST = 10**15 - 1
 _SECOND = timedelta(seconds=1)
-_ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
+ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
 LEASE_MS = 100
 
 
@@ -41,7 +41,6 @@ class Item:
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
-        """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window is not None and (self.window % _SECOND or not self.window):
@@ -96,6 +95,7 @@ class Policy:
             Item(f"{name}-{_name(window)}", limit, None if wire.is_months(window) else timedelta_of(window), unit)
             for limit, window in self.quotas
         )
+        self.text = ", ".join([item.text for item in self.items])
         wire.check_algorithm(algorithm)
         if not callable(cost):
             check_cost(cost)
@@ -129,8 +129,7 @@ class Policy:
         return repr(self) == repr(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __repr__(self) -> str:
-        """Returns the name and the quotas."""
-        return f"<Policy {', '.join(item.text for item in self.items)}>"
+        return f"<Policy {self.text}>"
 
 
 class RoutePolicy(Policy):
@@ -186,8 +185,20 @@ class Decision:
     """Problem details as JSON; empty if the request is allowed."""
 
     def __bool__(self) -> bool:
-        """The same as ``allowed``."""
         return self.allowed
+
+    @classmethod
+    def of(
+        cls,
+        answer: Answer,
+        policies: Mapping[str, Figures],
+        *,
+        limited: bool = False,
+        retry_after: timedelta | None = None,
+    ) -> Decision:
+        """Decides what the answer says: 200 lets the request pass."""
+        told = (answer.status, answer.fields, answer.body)
+        return cls(limited, answer.status == 200, retry_after, policies, *told)
 
 
 class Shown(NamedTuple):
@@ -199,121 +210,100 @@ class Shown(NamedTuple):
     clock: Clock = lambda: int(time.time() * 1000)
 
 
-class Standing(NamedTuple):
-    """The policies of a request and what it was told of them."""
+class Met:
+    """A policy that a request has met, and what the request was told of it last."""
 
-    policies: Sequence[Policy]
-    outcome: Outcome
-    shown: Shown = Shown()
+    __slots__ = ("policy", "rows", "share", "spent")
 
-    def figures(self) -> dict[str, Figures]:
-        """Returns the figures of each policy of which something is known."""
-        pairs = zip(self.policies, self.outcome.rows, strict=True)
-        return {policy.name: Figures(*tightest(rows)[:5]) for policy, rows in pairs if rows}
+    def __init__(self, policy: Policy, share: Share, rows: tuple[Verdict, ...] | None = None) -> None:
+        """``rows`` are empty if no figures are known, and None while nothing is decided."""
+        self.policy, self.share, self.rows = policy, share, rows
+        # The units that a handler took so long ago that they can no longer be settled.
+        self.spent = 0
 
-    def without(self, units: Sequence[int]) -> Standing:
-        """Returns the standing after so many units of each policy have gone back."""
-        rows = [each and without(each, more) for each, more in zip(self.outcome.rows, units, strict=True)]
-        return self._replace(outcome=self.outcome._replace(rows=tuple(rows)))
+    @property
+    def is_shown(self) -> bool:
+        return self.rows is not None and not self.policy.hidden and not self.policy.dry_run
 
-    def updated(self, told: Mapping[str, tuple[Verdict, ...] | None]) -> Standing:
-        """Returns the standing with what was told later of policies, by their names."""
-        pairs = zip(self.policies, self.outcome.rows, strict=True)
-        rows = tuple(told.get(policy.name, before) for policy, before in pairs)
-        return self._replace(outcome=self.outcome._replace(rows=rows))
-
-    def _pairs(self) -> list[tuple[Item, Verdict]]:
+    def pairs(self) -> Iterable[tuple[Item, Verdict]]:
         """Returns the quotas of which a verdict is known, with it."""
-        pairs: list[tuple[Item, Verdict]] = []
-        for policy, rows in zip(self.policies, self.outcome.rows, strict=True):
-            items = () if policy.hidden else policy.items
-            if rows and len(rows) < len(items):
-                # A lease has told only the tightest quota, which its limit identifies.
-                items = tuple(item for item in items if item.limit == rows[0].limit)
-            pairs += zip(items, rows or (), strict=False)
-        return pairs
+        rows, items = self.rows or (), self.policy.items
+        if rows and len(rows) < len(items):
+            # A lease has told only the tightest quota, which its limit identifies.
+            items = tuple(item for item in items if item.limit == rows[0].limit)
+        return zip(items, rows, strict=False)
 
-    def fields(self, *, is_refusal: bool = False) -> dict[str, str]:
-        """Returns the header fields: each quota, the units left of it, and the seconds until all are free.
+    def went_back(self, units: int) -> None:
+        self.rows = self.rows and without(self.rows, units)
 
-        Of a refusal that a wait helps they are the seconds until the quota allows the request.
-        """
-        fields: dict[str, str] = {}
-        if not is_refusal and not self.shown.on_all:
-            return fields
-        waits = is_refusal and self.outcome.limited and self.outcome.retry_after is not None
-        pairs = self._pairs()
-        items = [item.text for policy in self.policies if not policy.hidden for item in policy.items]
-        if self.shown.standard and items:
-            left = [_left(item, row.remaining, row.retry_after if waits else row.reset_after) for item, row in pairs]
-            fields.update({"RateLimit-Policy": ", ".join(items), "RateLimit": ", ".join(left)})
-        if self.shown.x_ratelimit and pairs:
-            row = tightest([row for _, row in pairs])
-            free_ms = self.shown.clock() + (row.retry_after or row.reset_after) // wire.MILLISECOND
-            figures = {"Limit": row.limit, "Remaining": row.remaining, "Reset": -(-free_ms // 1000)}
-            fields.update({f"X-RateLimit-{name}": str(figure) for name, figure in figures.items()})
+    def forget_refusal(self) -> None:
+        """Forgets that it refused one step of the request, once that was told: the next may pass."""
+        self.rows = self.rows and tuple([row._replace(limited=False, retry_after=None) for row in self.rows])
+
+
+def figures_of(met: Iterable[Met]) -> dict[str, Figures]:
+    """Returns the figures of each policy of which some are known, by its name."""
+    return {each.policy.name: Figures(*tightest(each.rows)[:5]) for each in met if each.rows}
+
+
+def fields_of(met: Iterable[Met], shown: Shown, *, is_refusal: bool = False, waits: bool = False) -> dict[str, str]:
+    """Returns the header fields: each quota, the units left of it, and the seconds until all are free.
+
+    If a refusal ``waits`` they are the seconds until the quota allows the request.
+    """
+    fields: dict[str, str] = {}
+    if not is_refusal and not shown.on_all:
         return fields
-
-    def answer(self) -> Answer:
-        fields = self.fields(is_refusal=self.outcome.limited)
-        if not self.outcome.limited:
-            return Answer(200, fields)
-        # No wait helps a request that costs more than a quota, so its client is not asked to try again.
-        status = 403
-        if self.outcome.retry_after is not None:
-            # The draft wants Retry-After to be no earlier than any wait here, so rows that do not refuse tell none.
-            status = 429
-            fields["Retry-After"] = str(_seconds(self.outcome.retry_after))
-        violated = [item.name for item, row in self._pairs() if row.limited]
-        return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
-
-
-def together(standings: Sequence[Standing]) -> Standing:
-    """Joins standings for one answer, each policy once with its newest figures. None but the last may have refused."""
-    if len(standings) == 1:
-        return standings[0]
-    newest: dict[str, tuple[Policy, tuple[Verdict, ...] | None]] = {}
-    for each in standings:
-        for policy, rows in zip(each.policies, each.outcome.rows, strict=True):
-            if rows or policy.name not in newest:
-                newest[policy.name] = (policy, rows)
-    rows_of_all = tuple(rows for _, rows in newest.values())
-    last = standings[-1]
-    return last._replace(
-        policies=[each for each, _ in newest.values()], outcome=last.outcome._replace(rows=rows_of_all)
-    )
+    policies: list[str] = []
+    left: list[str] = []
+    rows: list[Verdict] = []
+    for each in met:
+        if each.is_shown:
+            policies.append(each.policy.text)
+            for item, row in each.pairs():
+                wait = row.retry_after if waits else row.reset_after
+                left.append(f"{item.quoted};r={row.remaining}{'' if wait is None else f';t={_seconds(wait)}'}")
+                rows.append(row)
+    if policies and shown.standard:
+        fields["RateLimit-Policy"], fields["RateLimit"] = ", ".join(policies), ", ".join(left)
+    if rows and shown.x_ratelimit:
+        row = tightest(rows)
+        free_ms = shown.clock() + (row.retry_after or row.reset_after) // wire.MILLISECOND
+        figures = {"Limit": row.limit, "Remaining": row.remaining, "Reset": -(-free_ms // 1000)}
+        fields.update({f"X-RateLimit-{name}": str(figure) for name, figure in figures.items()})
+    return fields
 
 
-def fields_of(standings: Sequence[Standing], *, is_refusal: bool = False) -> Mapping[str, str]:
-    return together(standings).fields(is_refusal=is_refusal) if standings else {}
+def refusal(met: Iterable[Met], shown: Shown, retry_after: timedelta | None) -> Answer:
+    """Makes the answer to a client that a policy refuses. A wait of None says that no wait helps."""
+    # The draft wants Retry-After to be no earlier than any wait here, so rows that do not refuse tell none.
+    waits = retry_after is not None
+    fields = fields_of(met, shown, is_refusal=True, waits=waits)
+    if retry_after is not None:
+        fields["Retry-After"] = str(_seconds(retry_after))
+    violated = [item.name for each in met if each.is_shown for item, row in each.pairs() if row.limited]
+    # Who asks for more than a quota is not asked to try again.
+    return _exceeded(429 if waits else 403, fields, violated)
 
 
-def away() -> Answer:
+def away(fields: Mapping[str, str]) -> Answer:
     """Makes the answer to a client that is not let through while Redis is away."""
-    return _problem(503, {"Retry-After": "1"}, {"title": "The rate limiter is away"})
+    return _problem(503, {**fields, "Retry-After": "1"}, {"title": "The rate limiter is away"})
 
 
 def full(place: str, fields: Mapping[str, str]) -> Answer:
     """Makes the answer to a client for which no place is free. No wait is told, since nobody knows it."""
-    return _problem(429, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": [place]})
+    return _exceeded(429, fields, [place])
 
 
-def with_fields(fields: Mapping[str, str], answer: Answer) -> Answer:
-    """Returns an answer with these fields added, except those that it names itself."""
-    named = {name.lower() for name in answer.fields}
-    kept = {name: value for name, value in fields.items() if name.lower() not in named}
-    return Answer(answer.status, {**kept, **answer.fields}, answer.body)
-
-
-def beside(answer: Answer | Decision, fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the fields of another answer to keep beside this one: all except its own and those about the body."""
-    replaced = _ABOUT_BODY.union(name.lower() for name in answer.fields)
+def beside(own: Iterable[str], fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns those of an answer's fields that another may have too, which has ``own`` of its own."""
+    replaced = {name.lower() for name in own}
     return [(name, value) for name, value in fields if name.lower() not in replaced]
 
 
-def _left(item: Item, remaining: int, wait: timedelta | None) -> str:
-    seconds = "" if wait is None else f";t={_seconds(wait)}"
-    return f"{item.quoted};r={remaining}{seconds}"
+def _exceeded(status: int, fields: Mapping[str, str], violated: Sequence[str]) -> Answer:
+    return _problem(status, fields, {"type": _EXCEEDED, "title": "Quota Exceeded", "violated-policies": violated})
 
 
 def _problem(status: int, fields: Mapping[str, str], problem: Mapping[str, object]) -> Answer:

@@ -24,7 +24,7 @@ from limits.storage.base import TimestampedSlidingWindow
 
 from ._commands import wire
 from ._commands.wire import MAX_COST, Key
-from ._guard.guard import run
+from ._guard.run import run
 from ._library import redis
 from ._lines.loop import EachLoop, Loop, LoopLines
 from ._lines.own import CLIENT_OPTIONS, socket_timeout

@@ -4,8 +4,11 @@
 const PLACES: u64 = 8;
 /// It also does after so many milliseconds in which all places that are held were its own.
 const ALONE_MS: u64 = 100;
-/// For so long it gives way. Whoever waits asks within this time.
-pub const GIVES_WAY_MS: u64 = 60;
+/// For so long it gives way to one other: whoever waits asks within this time.
+const GIVES_WAY_MS: u64 = 60;
+/// For each further one it gives way for longer, so that all have had their turn before it asks again.
+const FURTHER_MS: u64 = 100;
+const MOST_MS: u64 = 360;
 
 /// Now and then a process looks whether others wait for a place, and leaves them one for a while. Who gives a place back and
 /// takes it again is faster than whoever waits in another process, and would else take each of them. Times are milliseconds.
@@ -49,10 +52,10 @@ impl Way {
 
     /// It has looked how many others wait.
     pub fn looked(&mut self, now: u64, others: i64) -> Does {
-        if others <= 0 {
+        let Some(further) = u64::try_from(others).ok().and_then(|others| others.checked_sub(1)) else {
             return Does::Ask;
-        }
-        self.until = now + GIVES_WAY_MS;
+        };
+        self.until = now + MOST_MS.min(GIVES_WAY_MS + FURTHER_MS.saturating_mul(further));
         Does::GiveWay
     }
 

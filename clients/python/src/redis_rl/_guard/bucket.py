@@ -1,122 +1,144 @@
-"""Those of an event loop who wait for their turns at a bucket."""
+"""Those of an event loop, or of the threads of a process, who wait for their turns at a bucket.
+
+Example: three threads wait for a bucket of 1/30ms. Each has asked once and was told a turn: in 30, 60 and 90 ms. The
+first sleeps until 30, serves itself and wakes the second. If the second is interrupted at 10 ms, the third moves up: it
+is woken by the first, and has the turn at 60. The turn at 90 goes back.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from math import inf
 from typing import Any
 
 from .._commands import wire
 from .._commands.wire import MILLISECOND, Verdict
 from .._keys import Request, Says, Share, Turn, Turns, verdict_of
-from .._lines.loop import Loop, running, spawn
+from .._serial import Serial
+from .queue import Waiter
 
-# Somebody who waits for a turn, and is told its verdict.
-_Waiter = asyncio.Future[Verdict]
+
+class _One:
+    """Somebody who waits for a turn until ``end_ms`` at most."""
+
+    def __init__(self, waiter: Waiter, end_ms: float) -> None:
+        self.waiter, self.end_ms = waiter, end_ms
+        self.is_known = self.asks = self.has_left = False
+        self.outcome: Verdict | Exception | None = None
+
+    def serve(self, outcome: Verdict | Exception) -> None:
+        self.outcome = outcome
+        self.waiter.wake()
 
 
 class BucketLine:
-    """Carries out what :class:`Turns` says, by one timer for all who wait for a key at the same cost."""
+    """Carries out what :class:`Turns` says for those who wait for a key at the same cost.
+
+    Whoever is the first sleeps until the next turn is due, and serves all whose turn has come.
+    """
 
     def __init__(self) -> None:
-        self._turns = Turns()
-        self._loop: Loop = running()
-        # Replaces real time.
-        self._sleep: Callable[[float], Any] | None = None
-        self._timer: Any = None
-        self._due_ms: float | None = None
+        self._turns, self._serial = Turns(), Serial()
+        # Turns to give back, in this order. Of threads one sends them, since the last goes back first.
+        self._back: deque[Turn] = deque()
+        self._sending = Serial()
+        # Who sleeps until when.
+        self._next: tuple[_One | None, float | None] = None, None
 
-    async def acquire(
-        self, here: Any, share: Share, timeout_ms: float, sleep: Callable[[float], Any] | None
-    ) -> Verdict:
+    async def acquire(self, here: Any, waiter: Waiter, share: Share, timeout_ms: float) -> Verdict:
         """Returns the verdict when the units may be used, or the refusal."""
-        self._here, self._share, self._sleep = here, share, sleep
-        waiter: _Waiter = self._loop.create_future()
-        until_ms = here.now_ms() + timeout_ms
-        says = self._turns.asks(here.now_ms(), waiter, until_ms)
-        self._follow(says)
-        if says.asks:
-            spawn(self._loop, self._ask(share, waiter, until_ms))
+        self._here, self._share = here, share
+        me = _One(waiter, here.now_ms() + timeout_ms)
         try:
-            return await waiter
-        except asyncio.CancelledError:
-            now_ms = here.now_ms()
-            if waiter.cancelled():
-                self._follow(self._turns.leaves(now_ms, waiter))
-            elif not waiter.exception() and waiter.result().taken:
-                # It has just had its turn, and does not use it.
-                self._follow(self._turns.asks(now_ms, waiter, -inf))
-                self._follow(self._turns.told(now_ms, Turn(now_ms, waiter.result()), None, inf))
+            self._tell(self._looks, me)
+            while me.outcome is None:
+                if me.asks:
+                    me.asks = False
+                    waiter.begin(self._ask(me))
+                else:
+                    first, due_ms = self._next
+                    seconds = inf if first is not me or due_ms is None else max(due_ms - here.now_ms(), 0) / 1000
+                    await waiter.sleep(seconds, is_first=seconds < inf)
+                self._tell(self._looks, me)
+        except BaseException:
+            self._tell(self._leaves, me)
             raise
+        if isinstance(me.outcome, Exception):
+            raise me.outcome
+        return me.outcome
 
-    async def _ask(self, share: Share, waiter: _Waiter, until_ms: float) -> None:
-        """Asks for a turn. If the task that waits is cancelled meanwhile, the turn is that of whoever stands behind."""
-        here = self._here
+    async def _ask(self, me: _One) -> None:
+        """Asks for a turn. If it has left meanwhile, the turn is that of whoever stands behind."""
+        outcome: Any
         try:
-            [outcome] = await here.decide([Request([share])])
+            [outcome] = await self._here.decide([Request([self._share])])
         except Exception as error:
             outcome = error
-        now_ms = here.now_ms()
+        except BaseException:
+            self._tell(self._turns.refused)
+            raise
+        self._tell(self._told, me, outcome)
+
+    def _tell(self, event: Callable[..., Says], *arguments: Any) -> None:
+        self._serial.bring(self._follow, event, *arguments)
+        if self._back:
+            self._sending.bring(self._send_back)
+
+    def _follow(self, event: Callable[..., Says], *arguments: Any) -> None:
+        says = event(self._here.now_ms(), *arguments)
+        for one, turn in says.served:
+            one.serve(turn.verdict._replace(retry_after=None))
+        self._back.extend(says.back)
+        first = self._turns.first
+        if first and (first, self._turns.due_ms) != self._next:
+            first.waiter.wake()
+        self._next = first, self._turns.due_ms
+
+    def _looks(self, now_ms: float, me: _One) -> Says:
+        """It has come, or is awake. That it has come may have been lost by an interruption in another thread."""
+        if me.is_known:
+            return self._turns.tick(now_ms)
+        says = self._turns.asks(now_ms, me, me.end_ms)
+        me.is_known, me.asks = True, says.asks
+        me.waiter.wake()
+        return says
+
+    def _told(self, now_ms: float, me: _One, outcome: Any) -> Says:
         if isinstance(outcome, Exception):
-            if not waiter.done():
-                waiter.set_exception(wire.explained(outcome, [share.rules.command, share.key]))
-            self._follow(self._turns.refused(now_ms))
-            return
-        verdict = verdict_of(outcome, share.cost)
+            me.serve(wire.explained(outcome, [self._share.rules.command, self._share.key]))
+            return self._turns.refused(now_ms)
+        verdict = verdict_of(outcome, self._share.cost)
         if verdict.limited:
-            _serve(waiter, verdict)
-            self._follow(self._turns.refused(now_ms))
-            return
+            me.serve(verdict)
+            return self._turns.refused(now_ms)
         turn = Turn(now_ms + (verdict.retry_after or timedelta()) / MILLISECOND, verdict)
-        says = self._turns.told(now_ms, turn, None if waiter.done() else waiter, until_ms)
+        says = self._turns.told(now_ms, turn, None if me.has_left else me, me.end_ms)
         if says.late:
-            wait = (turn.due_ms - until_ms) * MILLISECOND
-            _serve(waiter, verdict._replace(limited=True, taken=0, retry_after=wait))
-        self._follow(says)
+            wait = (turn.due_ms - me.end_ms) * MILLISECOND
+            me.serve(verdict._replace(limited=True, taken=0, retry_after=wait))
+        return says
 
-    def _follow(self, says: Says) -> None:
-        for waiter, turn in says.served:
-            _serve(waiter, turn.verdict._replace(retry_after=None))
-        for turn in says.back:
-            self._give_back(turn)
-        if self._turns.due_ms != self._due_ms:
-            self._set_timer()
+    def _leaves(self, now_ms: float, me: _One) -> Says:
+        me.has_left = True
+        if isinstance(me.outcome, Verdict) and me.outcome.taken:
+            # It has just had its turn, and does not use it.
+            asks = self._turns.asks(now_ms, me, -inf)
+            told = self._turns.told(now_ms, Turn(now_ms, me.outcome), None, inf)
+            return Says(asks.served + told.served, asks.back + told.back)
+        return self._turns.leaves(now_ms, me)
 
-    def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._due_ms, self._timer = self._turns.due_ms, None
-        if self._due_ms is None:
-            return
-        seconds = max(self._due_ms - self._here.now_ms(), 0) / 1000
-        if self._sleep:
-            self._timer = spawn(self._loop, self._sleeps(self._sleep(seconds)))
-        else:
-            self._timer = self._loop.call_later(seconds, self._tick, context=Context())
+    def _send_back(self) -> None:
+        share, sends = self._share, []
+        while self._back:
+            turn = self._back.popleft()
+            at = turn.verdict.at
+            words = wire.take(share.rules.command, share.key, share.rules.quotas, -share.cost, at=at, partial=True)
+            sends.append((share.key, words, partial(self._sent_back, turn)))
+        self._here.send(sends)
 
-    async def _sleeps(self, sleeping: Any) -> None:
-        await sleeping
-        self._timer = None
-        self._tick()
-
-    def _tick(self) -> None:
-        self._due_ms = None
-        self._follow(self._turns.tick(self._here.now_ms()))
-
-    def _give_back(self, turn: Turn) -> None:
-        share, at = self._share, turn.verdict.at
-        words = wire.take(share.rules.command, share.key, share.rules.quotas, -share.cost, at=at, partial=True)
-
-        def told(reply: Any) -> None:
-            is_back = isinstance(reply, Exception) or (wire.verdict(reply).taken or 0) < 0
-            self._follow(self._turns.returned(self._here.now_ms(), turn, is_back))
-
-        self._here.send(share.key, words, told)
-
-
-def _serve(waiter: _Waiter, verdict: Verdict) -> None:
-    if not waiter.done():
-        waiter.set_result(verdict)
+    def _sent_back(self, turn: Turn, reply: Any) -> None:
+        is_back = isinstance(reply, Exception) or (wire.verdict(reply).taken or 0) < 0
+        self._tell(self._turns.returned, turn, is_back)

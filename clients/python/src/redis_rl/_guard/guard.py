@@ -1,55 +1,39 @@
-"""The guard of all frameworks: which policies limit a request, what it is told, and what happens while Redis is away.
-
-An adapter adds where a request keeps its :class:`Visit`, its network address, its route, and how to answer.
-"""
+"""The guard of all frameworks: which policies limit a request, what it is told, and what if Redis is away."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from inspect import signature
 from time import sleep
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
 from .. import http
-from .._commands.wire import Clock, Key, Time, check_cost, is_mistake, seconds_of, sendable
-from .._keys import Request, Share
-from .._lines.errors import is_away, said_by, text_of
+from .._commands.wire import Clock, Key, Time, is_mistake, seconds_of
+from .._keys import Request
+from .._lines.errors import is_away
 from .._lines.loop import running
 from .._lines.own import check_connections
-from .._time import monotonic
-from ..http import Answer, Decision, Figures, Policy, Shown
+from ..http import Answer, Decision, Figures, Shown
 from ..memory import MemoryLimiter, check_clock, decides_here
-from .address import network
 from .block import blocked
+from .charging import Charging
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
-from .nodes import Nodes, OnOutage
-from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order, resolved
+from .outages import OnOutage, Outages
+from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
+from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
-from .visit import Charge, Known, Part, Taken, Visit
+from .undecided import Undecided
+from .visit import VISIT, Charge, Part, Visit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_Result = TypeVar("_Result")
 
 
 class HoldOptions(TypedDict, total=False):
@@ -62,8 +46,6 @@ class HoldOptions(TypedDict, total=False):
 
 OnLimited: TypeAlias = Callable[[Any, Decision], Answer | Awaitable[Answer | None] | None]
 
-# The name under which a request keeps its visit.
-VISIT = "redis_rl.visit"
 # How long refusals are remembered that this process has decided itself, where nobody else can give units back.
 _LOCAL_SECONDS = 60.0
 # A longer timeout was meant in milliseconds.
@@ -76,49 +58,18 @@ _MEANWHILE = {
     "closed": "requests are answered 503 meanwhile",
     "local": "limits are local meanwhile",
 }
-_NO_LOOP = (
-    "a function of the request, or a hook, waits for an event loop, and the guard runs in a thread that has none: make "
-    "it plain, or serve Django by ASGI, where all middleware behind the guard is asynchronous too"
-)
 _NO_GUARD = "needs the guard in front of the application: guard.middleware"
-_log = logging.getLogger("redis_rl")
-# Whether the running code blocks its thread, in a framework that has both kinds of handlers.
-blocking = ContextVar("blocking", default=False)
-
-
-def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs a coroutine that never waits for an event loop."""
-    token = blocking.set(True)
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    except RuntimeError as error:
-        # These are asyncio's words.
-        if str(error) == "no running event loop":
-            raise RuntimeError(_NO_LOOP) from error
-        raise
-    finally:
-        blocking.reset(token)
-    work.close()
-    raise RuntimeError(_NO_LOOP)
-
-
-# Stands for the network address among keys.
-_ADDRESS: Any = object()
 
 
 class Refused(Exception):  # noqa: N818 - as frameworks call theirs
     """No place is free for a request, or Redis is away."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded")
         self.decision = decision
 
 
-class AsyncGuard:
+class AnyGuard:
     """Limits the requests of a service: of the application, of its routes, and where a handler asks by hand.
 
     ``client`` is the application's. The guard asks the same server on connections of its own. ``policies`` is one
@@ -141,6 +92,8 @@ class AsyncGuard:
     for tests.
     """
 
+    # For whoever adds a framework, adapters.md has what an adapter says and calls: what begins with one underscore.
+
     # The exception that the middleware or the framework answers.
     _refused: Callable[[Decision], Exception] = Refused
 
@@ -162,9 +115,7 @@ class AsyncGuard:
         **unknown: NoReturn,
     ) -> None:
         for name in unknown:
-            options = [
-                each.name for each in signature(AsyncGuard).parameters.values() if each.kind is each.KEYWORD_ONLY
-            ]
+            options = [each.name for each in signature(AnyGuard).parameters.values() if each.kind is each.KEYWORD_ONLY]
             raise TypeError(f"a Guard has no option {name}: there are {', '.join(options)}")
         if fail not in ("open", "closed", "local"):
             raise ValueError(f"fail is open, closed or local: how requests are decided while Redis is away: {fail!r}")
@@ -189,46 +140,36 @@ class AsyncGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
-        self._key, self._prefix = key, prefix
-        self._is_closed = fail == "closed"
-        self._timeout, self._remember, self._clock = timeout, remember, clock
+        self._charging = Charging(key, prefix, self._address)
+        self._prefix, self._fail = prefix, fail
         self._shown = Shown(*_FIELDS[fields], fields_on == "all")
         if own := clock or getattr(client, "clock", None):
             self._shown = self._shown._replace(clock=own)
-        self._nodes = Nodes(_MEANWHILE[fail], on_outage)
-        self._made: dict[bool, Any] = {}
-        self._client = client
+        outages = Outages(_MEANWHILE[fail], on_outage)
+        self._undecided = Undecided(outages, prefix)
+        # Decides: in the calling thread or in the running event loop, as a framework may have both.
+        asking: Any = {"remember": remember, "timeout": timeout, "clock": clock}
+        self._decides_here = decides_here(client)
+        self._in_threads = InThreads(client, outages, **asking)
+        self._in_loops = InLoops(client, outages, **asking)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            self._local = InThreads(memory, Nodes(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
+            self._local = InThreads(memory, Outages(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
         self._on_limited = on_limited
-        # The policies of which the log was told that they have not limited a request without a key.
-        self._unlimited: set[str] = set()
-        # The policies for whose keys the user has no right, and what the server said.
-        self._without_right: dict[str, str] = {}
-        # When the log may next be told of a request that was not decided although Redis is not away.
-        self._next_warning = 0.0
 
-    def __deepcopy__(self, memo: Any) -> AsyncGuard:
+    def __deepcopy__(self, memo: Any) -> AnyGuard:
         """Returns itself, since Litestar copies what stands on a router."""
         return self
 
     @property
     def _where(self) -> Any:
         """Where requests are decided: in this thread, or in the running event loop."""
-        blocks = self._blocks()
-        made = self._made.get(blocks)
-        if made is None:
-            # If two threads come here at once, both keep the same one.
-            where: Any = InThreads if blocks else InLoops
-            options = {"remember": self._remember, "timeout": self._timeout, "clock": self._clock}
-            made = self._made.setdefault(blocks, where(self._client, self._nodes, **options))
-        return made
+        return self._in_threads if self._blocks() else self._in_loops
 
     def _check(self, place: Any, views: Callable[[], Iterable[Any]]) -> None:
         """Raises an error if a route of ``place`` lacks its limit, or if no request can be decided where this runs.
@@ -243,59 +184,66 @@ class AsyncGuard:
 
     def _blocks(self) -> bool:
         """Whether requests are decided in the calling thread, as a limiter in memory always does."""
-        return decides_here(self._client)
+        return self._decides_here
 
     def _state(self, request: Any) -> MutableMapping[str, Any]:
+        """Returns where a request keeps its visit."""
         raise NotImplementedError
 
     def _address(self, request: Any) -> str | None:
+        """Returns the network address at the other end of the connection."""
+        raise NotImplementedError
+
+    def _route(self, request: Any, limit: Limit) -> str | None:
+        """Returns the name of the route that has this limit, made by :func:`route_name`."""
         raise NotImplementedError
 
     def _own(self, request: Any) -> Any:
         """Returns the request as functions of the request get it."""
         return request
 
-    def _route(self, request: Any, limit: Limit) -> str | None:
-        """Returns the name of the route that has this limit, made by :func:`route_name`."""
-        raise NotImplementedError
+    def _open(self, request: Any) -> Visit:
+        """Begins a request of which nothing is decided yet."""
+        return Visit(self._shown, self._state(request))
 
-    async def _begin(self, request: Any, limits: Sequence[Limit]) -> Visit:
+    async def _begin(self, request: Any, limits: Sequence[Limit] = ()) -> Visit:
         """Takes the units of the application's limit and of these limits of the route, in one step."""
-        visit = Visit(self._state(request), VISIT)
-        await self._take_of([self._all, *limits], request, visit=visit)
+        visit = self._open(request)
+        await self._decide(visit, [self._all, *limits], request)
         return visit
 
     async def _take_route(self, limit: Limit, request: Any) -> Decision | None:
         """Takes the units of a route's limit, unless the application's step did. Returns the refusal, if it is one."""
-        visit = self._visit_of(request, "limit a route")
-        for taken in visit.taken if visit else ():
-            if limit in taken.limits:
-                return taken.refusal
-        return (await self._take_of([limit], request, visit=visit)).refusal
+        visit = self._visit_of(request, "limit a route") or Visit(self._shown)
+        if limit in visit.limits:
+            return visit.limits[limit]
+        return await self._decide(visit, [limit], request)
 
-    async def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Decision:
+    async def _take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Decision:
         """Takes units in one step from all these policies, by default the guard's, or from none.
 
         A refusal refuses the request, whatever the handler answers. A text has the name of the route, and needs one.
         ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names. A policy that
         the request has met before adds up.
         """
-        visit = self._visit_of(request, "take")
-        taken = await self._take_of([self._limit(policies)], self._own(request), cost, visit, is_by_hand=True)
-        return taken.decided(visit) if taken.refusal is None else taken.refusal
+        visit = self._visit_of(request, "take") or Visit(self._shown)
+        decision = await self._decide(visit, [self._limit(policies)], self._own(request), cost, is_by_hand=True)
+        assert decision is not None
+        return decision
 
-    async def peek(self, request: Any, policies: Policies | None = None) -> Decision:
+    async def _peek(self, request: Any, policies: Policies | None = None) -> Decision:
         """Tells what :meth:`take` would, and takes nothing. No hook is called.
 
         Units that this process has leased show as used. While Redis is away, this process tells if ``fail`` is "local";
         else the decision is allowed, without figures.
         """
-        visit: Visit | None = self._state(request).get(VISIT)
-        limits = [self._limit(policies)]
-        known = Known()
-        charges = await self._charged(limits, self._own(request), None, known, set(visit.whose) if visit else set())
-        groups = _grouped(known.add_up(charges, may_repeat=True))
-        return Taken(limits, await self._decided(groups, is_peek=True)).decided()
+        met: Visit | None = self._state(request).get(VISIT)
+        visit = Visit(self._shown)
+        visit.whose |= met.whose if met else set()
+        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
+        parts = await self._decided(visit.meet(charges), is_peek=True)
+        visit.told(parts)
+        return visit.decision(parts)
 
     def _limit(self, policies: Policies | None) -> Limit:
         if policies is None:
@@ -311,49 +259,49 @@ class AsyncGuard:
         visit: Visit | None = state[VISIT]
         return visit
 
-    async def _take_of(
+    async def _decide(
         self,
+        visit: Visit,
         limits: Sequence[Limit],
         request: Any,
         cost: Cost | None = None,
-        visit: Visit | None = None,
         *,
         is_by_hand: bool = False,
-    ) -> Taken:
-        """Takes from all policies of these limits, the outermost first, or from none."""
-        known, whose = (visit.known, visit.whose) if visit else (Known(), set())
-        charges = await self._charged(limits, request, cost, known, whose)
-        may_repeat = is_by_hand or limits[0] is not self._all or not (visit and visit.taken)
-        groups = _grouped(known.add_up(charges, may_repeat=may_repeat))
-        taken = None
-        try:
-            taken = Taken(limits, await self._decided(groups), is_by_hand=is_by_hand)
-            await self._judge(request, taken, visit)
-        except BaseException as reason:
-            # A request that is cancelled costs nothing.
-            for each in () if isinstance(reason, Exception) else (taken, visit):
-                if each:
-                    each.release()
-            raise
-        if visit:
-            visit.add(taken)
-        return taken
+    ) -> Decision | None:
+        """Takes from all policies of these limits, the outermost first, or from none.
 
-    async def _judge(self, request: Any, taken: Taken, visit: Visit | None) -> None:
-        """Notes what a request is told that may not pass, and gives back what it took. Tells ``on_limited``."""
-        main = taken.main
-        is_shut = self._is_closed and main is not None and main.error is not None
-        is_limited = main is not None and main.standing is not None and main.standing.outcome.limited
-        if is_limited or is_shut:
-            taken.release()
-            back = visit.release() if visit else {}
-            if main and main.standing:
-                main.standing = main.standing.without([back.get(policy.name, 0) for policy in main.policies])
-        elif not any(part.standing and part.standing.outcome.limited for part in taken.parts):
-            return
-        decision = await self._told(request, taken.decided(visit, is_shut=is_shut))
-        if not decision.allowed:
-            taken.refusal = decision
+        Returns the refusal, or None if the request passes; by hand always what was decided.
+        """
+        may_repeat = is_by_hand or limits[0] is not self._all
+        if not is_by_hand:
+            # A decision that fails is not asked for again.
+            visit.limits.update(dict.fromkeys(limits))
+        charges = await self._charging.charges(visit, limits, request, cost)
+        parts: list[Part] = []
+        try:
+            parts = await self._decided(visit.meet(charges, may_repeat=may_repeat))
+            visit.told(parts)
+            decision = await self._judge(request, visit, parts, is_by_hand)
+        except BaseException as reason:
+            if not isinstance(reason, Exception):
+                # A request that is cancelled costs nothing.
+                visit.release(parts)
+            raise
+        refusal = None if decision is None or decision.allowed else decision
+        if not is_by_hand:
+            visit.limits.update(dict.fromkeys(limits, refusal))
+        visit.add(parts, refusal, is_by_hand=is_by_hand)
+        return decision if is_by_hand else refusal
+
+    async def _judge(self, request: Any, visit: Visit, parts: Sequence[Part], is_by_hand: bool) -> Decision | None:
+        """Gives back what a refused request took, and tells ``on_limited``. Most requests need no decision."""
+        main = None if not parts or parts[0].is_dry else parts[0]
+        is_shut = self._fail == "closed" and main is not None and main.error is not None
+        if is_shut or (main and main.limited):
+            visit.release(parts)
+        elif not is_by_hand and not any(part.limited for part in parts):
+            return None
+        return await self._told(request, visit.decision(parts, is_shut=is_shut))
 
     async def _told(self, request: Any, decision: Decision) -> Decision:
         """Tells ``on_limited`` of a refusal, and returns it with the answer that this returns."""
@@ -364,132 +312,46 @@ class AsyncGuard:
             return decision
         if not all(hasattr(own, name) for name in ("status", "fields", "body")):
             raise TypeError(f"on_limited returns an Answer, or None: {own!r}")
-        fields = {name: value for name, value in decision.fields.items() if name != "Content-Type"}
-        answer = http.with_fields(fields, own)
-        return replace(decision, status=answer.status, fields=answer.fields, body=answer.body)
+        kept = http.beside({"Content-Type", *own.fields}, decision.fields.items())
+        return replace(decision, status=own.status, fields={**dict(kept), **own.fields}, body=own.body)
 
-    async def _charged(
-        self, limits: Sequence[Limit], request: Any, cost: Cost | None, known: Known, whose: set[Any]
-    ) -> list[Charge]:
-        """Returns what a request takes of each policy of these limits. ``whose`` has the keys of limits further out.
-
-        From then on it has theirs too.
-        """
-        policies: list[Policy] = []
-        charges: list[Charge] = []
-        for limit in limits:
-            chosen = await limit.of(request)
-            known.note(limit, chosen)
-            policies += chosen
-            of_limit = await self._charges(chosen, request, cost, whose)
-            charges += of_limit
-            whose.update(charge.whose for charge in of_limit if charge.whose is not None)
-        if isinstance(cost, Mapping):
-            step = Known()
-            for limit in limits:
-                step.note(limit, policies)
-            step.check(cost)
-        elif cost is not None and len(policies) > 1:
-            raise ValueError("several policies limit this request: name the cost of each")
-        return charges
-
-    async def _charges(
-        self, policies: Sequence[Policy], request: Any, cost: Cost | None, outer: set[Any]
-    ) -> list[Charge]:
-        """Returns what a request takes of each policy. ``outer`` has the keys by which limits further out count."""
-        charges: list[Charge] = []
-        for policy in policies:
-            key: Any
-            whose: Any = None
-            if isinstance(policy.key, str):
-                key = policy.key
-            else:
-                whose = await self._whose(policy.key or self._key, request, outer, policy.name)
-                key = self._named(request, whose, policy.name)
-                if key is None:
-                    continue
-            units: Any = policy.cost
-            if cost is not None:
-                units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
-            if callable(units):
-                units = await resolved(units(request))
-            check_cost(units)
-            share = Share(sendable(f"{self._prefix}{policy.name}:{key}"), policy.rules, units)
-            charges.append(Charge(policy, share, whose))
-        return charges
-
-    async def _whose(self, key_of: KeyOf | None, request: Any, outer: set[Any], name: str) -> Any:
-        """Returns by what to count a request: by a function of it, else as limits further out do."""
-        if key_of:
-            return await resolved(key_of(request))
-        if len(outer) > 1:
-            raise ValueError(f"give {name} a key: the policies further out count by different ones")
-        return next(iter(outer), _ADDRESS)
-
-    def _named(self, request: Any, whose: Any, name: str) -> str | None:
-        """Returns the end of a stored key, or None if this name does not limit the request."""
-        if whose is None:
-            if name not in self._unlimited:
-                self._unlimited.add(name)
-                _log.warning("%s does not limit a request whose key is None, as one has just had", name)
-            return None
-        if whose is _ADDRESS:
-            # The braces put all keys of an address into one slot of a cluster.
-            return f"{{{network(self._address(request))}}}"
-        if not isinstance(whose, str):
-            raise TypeError(f"a key is text, or None: {whose!r}")
-        return whose
-
-    async def _decided(self, groups: Sequence[Sequence[Charge]], *, is_peek: bool = False) -> list[Part]:
-        """Has Redis decide, or this process while a node with one of the keys is away."""
+    async def _decided(self, charges: Sequence[Charge], *, is_peek: bool = False) -> list[Part]:
+        """Has Redis decide, or this process while a node with one of the keys is away. Dry runs each by themselves."""
+        if not charges:
+            return []
+        dry = [[charge] for charge in charges if charge.policy.dry_run]
+        together = [charge for charge in charges if not charge.policy.dry_run] if dry else charges
+        groups = [together, *dry] if together else dry
         parts = await self._decided_by(self._where.here(), groups, is_peek=is_peek)
         failed = next((part for part in parts if part.error), None)
         if failed and failed.error:
-            self._undecided(failed.error, failed.policies, is_peek=is_peek)
+            policies = [charge.policy for charge in failed.charges]
+            self._undecided.failed(failed.error, policies, is_peek=is_peek)
             if self._local:
                 for part in parts:
                     part.release()
                 return await self._decided_by(self._local.here(), groups, is_peek=is_peek)
-        elif self._without_right and not is_peek:
-            whys = [self._without_right.pop(policy.name, "") for part in parts for policy in part.policies]
-            if any(whys) and not self._without_right:
-                self._nodes.tell_right("ended", max(whys))
+        elif not is_peek:
+            self._undecided.decided(charge.policy for charge in charges)
         return parts
 
     async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool) -> list[Part]:
         requests = [Request([charge.share for charge in group]) for group in groups]
         outcomes = await (asking.peek(requests) if is_peek else asking.decide(requests))
-        for outcome in outcomes:
-            if isinstance(outcome, Exception) and is_mistake(outcome) and not is_away(outcome):
-                for request in requests:
-                    asking.give_back(request)
-                raise outcome
-        told = [await blocked(asking, each, group, is_peek) for each, group in zip(outcomes, groups, strict=True)]
-        return [
-            Part(asking, group, request, outcome, shown=self._shown, failed=self._undecided)
-            for group, request, outcome in zip(groups, requests, told, strict=True)
-        ]
-
-    def _undecided(self, error: Exception, policies: Sequence[Policy] = (), *, is_peek: bool = False) -> None:
-        """Tells the log that Redis has not decided a request, and of which policies."""
-        # That Redis is away was logged when it began, and Redis may be back by now. To look does not find that out.
-        is_logged = is_away(said_by(error)) and not (is_peek and not self._nodes.are_away)
-        if text_of(error).startswith("NOPERM") and not is_logged and policies and not is_peek:
-            # Such requests are not decided either, so whoever watches outages is told, once.
-            if not self._without_right:
-                self._nodes.tell_right("begun", str(error))
-            self._without_right.update((policy.name, str(error)) for policy in policies)
-        if not is_logged and monotonic() >= self._next_warning:
-            self._next_warning = monotonic() + 1
-            why = str(error) or repr(error)
-            if text_of(error).startswith("NOPERM"):
-                # Of a key the log has what the application chose, and not whose it is.
-                keys = " ".join(f"~{self._prefix}{policy.name}:*" for policy in policies)
-                why += f": give the user these by ACL SETUSER, {keys}, or the guard a prefix= that the user has"
-            _log.warning("a request was not decided: %s", why)
+        parts: list[Part] = []
+        for group, request, outcome in zip(groups, requests, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                if is_mistake(outcome) and not is_away(outcome):
+                    for each in requests:
+                        asking.give_back(each)
+                    raise outcome
+            elif outcome.limited:
+                outcome = await blocked(asking, outcome, group, is_peek)
+            parts.append(Part(asking, group, request, outcome))
+        return parts
 
     @asynccontextmanager
-    async def hold(
+    async def _hold(
         self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
     ) -> AsyncIterator[AsyncHold]:
         """Holds one of ``limit`` places of the request's key for a block of code, or refuses the request.
@@ -514,11 +376,11 @@ class AsyncGuard:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"places have a name, such as reports: {name!r}")
-        visit, request = self._visit_of(request, "hold a place"), self._own(request)
-        if visit and name in visit.known.by_name:
+        visit = self._visit_of(request, "hold a place") or Visit(self._shown)
+        if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
-        whose = await self._whose(self._key, request, visit.whose if visit else set(), name)
-        key = self._named(request, whose, name)
+        request = self._own(request)
+        key = await self._charging.key_of(visit, request, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
         settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None
@@ -530,24 +392,22 @@ class AsyncGuard:
             error = await _entered(place)
             if error is None:
                 break
-            self._undecided(error)
-        if place or (error and not self._is_closed):
+            self._undecided.failed(error)
+        if place or (error and self._fail != "closed"):
             return place
-        if visit:
-            visit.release()
-        fields = visit.fields(is_refusal=True) if visit and not visit.has_begun else {}
-        answer = http.with_fields(fields, http.away()) if error else http.full(name, fields)
-        ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
-        figures = visit.figures() if visit and not visit.has_begun else {}
+        visit.release()
+        fields = {} if visit.has_begun else visit.fields(is_refusal=True)
+        figures = {} if visit.has_begun else http.figures_of(visit.met.values())
         if not error:
+            ttl = timedelta(seconds=seconds_of("ttl", settings["ttl"]))
             figures[name] = Figures(True, limit, 0, None, ttl)
-        told = (answer.status, answer.fields, answer.body)
-        decision = await self._told(request, Decision(not error, False, None, figures, *told))
-        if visit and not visit.has_begun:
+        answer = http.away(fields) if error else http.full(name, fields)
+        decision = await self._told(request, Decision.of(answer, figures, limited=not error))
+        if not visit.has_begun:
             visit.refusal = decision
         raise self._refused(decision)
 
-    async def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
+    async def _settle(self, request: Any, used: Cost) -> Mapping[str, str]:
         """Corrects estimates to the units that were used, by the names of policies: ``{"tokens": 850}``.
 
         It is the sum of all that the request took of a policy. Policies that are not named keep their estimate, and
@@ -560,14 +420,13 @@ class AsyncGuard:
         visit = self._visit_of(request, "settle")
         if visit is None:
             raise RuntimeError("the request is over: it can be settled until its background tasks are")
-        return await visit.settle(used)
+        return await visit.settle(used, self._undecided.failed)
 
-    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    async def _close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left of leases, and waits so many seconds at most. From then on nothing is leased."""
-        self._where.here()  # makes it if there is none, so that it can be closed
-        for blocks, asking in self._made.items():
-            if blocks or not blocking.get():
-                await asking.close(timeout)
+        await self._in_threads.close(timeout)
+        if not self._blocks():
+            await self._in_loops.close(timeout)
         if self._local:
             await self._local.close(timeout)
 
@@ -583,31 +442,27 @@ async def _entered(place: Any) -> Exception | None:
     return None
 
 
-def _grouped(charges: Sequence[Charge]) -> list[list[Charge]]:
-    """Groups the charges that are decided together, and leaves each of a dry run by itself."""
-    dry = [[charge] for charge in charges if charge.policy.dry_run]
-    together = [charge for charge in charges if not charge.policy.dry_run] if dry else list(charges)
-    return [together, *dry] if together else dry
+class AsyncGuard(AnyGuard):
+    """A guard for asynchronous frameworks: it asks in the event loop of the request."""
+
+    take, peek, hold = AnyGuard._take, AnyGuard._peek, AnyGuard._hold  # noqa: SLF001 - those of the base
+    settle, close = AnyGuard._settle, AnyGuard._close  # noqa: SLF001
 
 
-class SyncGuard(AsyncGuard):
+class SyncGuard(AnyGuard):
     """A guard for frameworks with threads: it asks in the thread of the request."""
 
     def _blocks(self) -> bool:
         return True
 
-    def take(  # type: ignore[override]
-        self, request: Any, policies: Policies | None = None, cost: Cost | None = None
-    ) -> Decision:
-        return run(super().take(request, policies, cost))
+    def take(self, request: Any, policies: Policies | None = None, cost: Cost | None = None) -> Decision:
+        return run(self._take(request, policies, cost))
 
-    def peek(self, request: Any, policies: Policies | None = None) -> Decision:  # type: ignore[override]
-        return run(super().peek(request, policies))
+    def peek(self, request: Any, policies: Policies | None = None) -> Decision:
+        return run(self._peek(request, policies))
 
     @contextmanager
-    def hold(  # type: ignore[override]
-        self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]
-    ) -> Iterator[Hold]:
+    def hold(self, request: Any, name: str, limit: int, **options: Unpack[HoldOptions]) -> Iterator[Hold]:
         """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
         tried: list[Hold] = []
         try:
@@ -616,9 +471,9 @@ class SyncGuard(AsyncGuard):
             for place in tried:
                 place.__exit__(None, None, None)
 
-    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:  # type: ignore[override]
-        return run(super().settle(request, used))
+    def settle(self, request: Any, used: Cost) -> Mapping[str, str]:
+        return run(self._settle(request, used))
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # type: ignore[override]
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """See :meth:`AsyncGuard.close`. The end of the process gives back too, unless it is killed."""
-        run(super().close(timeout))
+        run(self._close(timeout))

@@ -15,7 +15,8 @@ from .._commands import wire
 from .._commands.wire import MAX_COST, Key, Time, seconds_of
 from .._keys import Outcome, Place, Request, Rules, Said, Share, Way
 from .._lines.loop import EachLoop, Loop, running, spawn
-from .queue import Queue, TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
+from .queue import Queue, TaskWaiter, ThreadWaiter, queue_of
+from .run import run
 from .threads import CLOSE_SECONDS
 
 # Who waits asks again after so many milliseconds.
@@ -110,26 +111,29 @@ class _Hold:
         rules = Rules.of("log", wire.checked_pairs([(limit, f"{self._ttl_ms}ms")], "log"), 0, 0)
         return Share(wire.sendable(self.key), rules, 1)
 
-    def _queue_in(self, where: Hashable) -> Queue:
-        """Begins to ask in this event loop, or in threads, and returns the queue for the place."""
+    def _begin_in(self, where: Hashable) -> None:
+        """Begins to ask in this event loop, or in threads."""
         self._asking = self._asks.here()
         self._queue = queue_of(self._asking.queues, where, *self._share[:2], make=_Places)
         # So that it knows of the last places when it is asked for the next.
         self._asking.recent.append(self._queue)
-        return self._queue
 
-    async def _enter(self, me: Waiter) -> None:
+    async def _enter(self, me: Any) -> None:
         """Tries until it has the place or its time is over."""
         here, queue = self._asking, self._queue
         until_ms = here.now_ms() + self._timeout_ms
         # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
-        waits = self._timeout_ms and queue.has_first and not me.is_first
+        waits = self._timeout_ms and queue.has_first and not queue.is_first(me)
         try:
             while True:
-                while waits and (now_ms := here.now_ms()) < until_ms and not (me.is_first and now_ms >= queue.due_ms):
-                    if me.is_first:
+                while waits and (now_ms := here.now_ms()) < until_ms:
+                    is_first = queue.is_first(me)
+                    if is_first and now_ms >= queue.due_ms:
+                        break
+                    if is_first:
                         await queue.mark(here, self._mark)
-                    await me.sleep(((min(queue.due_ms, until_ms) if me.is_first else until_ms) - now_ms) / 1000)
+                    end_ms = min(queue.due_ms, until_ms) if is_first else until_ms
+                    await queue.sleep(me, max(end_ms - now_ms, 0) / 1000, is_first=is_first)
                 waits = True
                 await self._try()
                 if self or here.now_ms() >= until_ms:
@@ -139,7 +143,7 @@ class _Hold:
             queue.due_ms = 0
             raise
         finally:
-            me.leave()
+            queue.leave(me)
             if not queue.has_first:
                 queue.unmark(here)
 
@@ -245,7 +249,8 @@ class Hold(_Hold):
     _hook: Callable[[Key], object] | None = None
 
     def __enter__(self) -> Hold:
-        in_thread(self._enter(ThreadWaiter(self._queue_in(None), self._sleep)))
+        self._begin_in(None)
+        run(self._enter(ThreadWaiter(self._sleep)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -264,7 +269,7 @@ class Hold(_Hold):
         if not self:
             return False
         if request := self._tick():
-            in_thread(self._renew(request))
+            run(self._renew(request))
         self._tell()
         return not self.is_late
 
@@ -283,7 +288,8 @@ class AsyncHold(_Hold):
     _renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncHold:
-        await self._enter(TaskWaiter(self._queue_in(running()), self._sleep))
+        self._begin_in(running())
+        await self._enter(TaskWaiter(self._sleep))
         return self
 
     async def __aexit__(

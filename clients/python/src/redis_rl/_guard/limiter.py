@@ -28,8 +28,9 @@ from .._lines.own import kinds_of, no_client
 from .bucket import BucketLine
 from .hold import AsyncHold, Hold
 from .loops import InLoops
-from .queue import TaskWaiter, ThreadWaiter, Waiter, in_thread, queue_of
-from .threads import InThreads, asking_of
+from .queue import Queue, TaskWaiter, ThreadWaiter, queue_of
+from .run import run
+from .threads import InThreads, new_asking
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,8 +82,9 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
     @cached_property
     def _asking(self) -> Any:
         # Who waits for units or a place has named a timeout: a new connection has no longer than a reply.
-        asking = asking_of(self.client, self.clock, self._where, remember=0, connecting=1)
-        # All limiters of a client share its connections, which end with the client.
+        asking = new_asking(self.client, self.clock, self._where, remember=0, connecting=1)
+        # All limiters of a client share its connections, which end with it: an application may make one for each
+        # request. They need the client, so that a WeakKeyDictionary would keep both for ever.
         return asking if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asking)
 
     def _as_of(self, at: int | None) -> int | None:
@@ -146,9 +148,9 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         wait is longer than the timeout, or no wait helps, it returns the refusal at once. The verdict has ``taken`` and
         ``at``, to give the units back.
 
-        A task that is cancelled takes nothing: its units go back as of their time, also those on their way. Of a
-        bucket, those of its event loop who stand behind it move up. A thread that is interrupted while it sleeps gives
-        back too; what it has asked for stays counted if the interruption comes before the reply.
+        Whoever is cancelled, or interrupted while it sleeps, takes nothing: its units go back as of their time, and of
+        a bucket those of its process who stand behind it move up. So do the units on their way to a task. What a thread
+        has asked for stays counted if the interruption comes before the reply.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
@@ -157,15 +159,25 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         rules = Rules.of(algorithm, wire.checked_pairs(quotas, algorithm), 0, 0, within_ms)
         return self._acquire(Share(wire.sendable(key), rules, cost), timeout_ms)
 
-    async def _served(self, me: Waiter, share: Share, timeout_ms: int) -> Verdict:
-        """Asks, sleeps and asks again until the units are taken or a wait is too long."""
+    async def _acquired(self, me: Any, where: Any, share: Share, timeout_ms: int) -> Verdict:
+        """Waits in the line of a key, in threads or in an event loop."""
         here = self._asking.here()
+        if not share.rules.is_ahead:
+            return await self._served(here, me, queue_of(here.queues, where, share.key), share, timeout_ms)
+        line = BucketLine()
+        if not me.is_inner:
+            line = queue_of(here.queues, where, share.key, share.rules.quotas, share.cost, make=BucketLine)
+            # It lasts while a turn is kept.
+            here.recent.append(line)
+        return await line.acquire(here, me, share, timeout_ms)
+
+    async def _served(self, here: Any, me: Any, queue: Queue, share: Share, timeout_ms: int) -> Verdict:
+        """Asks, sleeps and asks again until the units are taken or a wait is too long."""
         until_ms = here.now_ms() + timeout_ms
         try:
             # Who has no time to wait, or waits in vain, does not stand in line.
-            if not share.rules.is_ahead and not share.is_hopeless:
-                while (left_ms := until_ms - here.now_ms()) > 0 and not me.is_first:
-                    await me.sleep(left_ms / 1000)
+            while not share.is_hopeless and (left_ms := until_ms - here.now_ms()) > 0 and not queue.is_first(me):
+                await queue.sleep(me, left_ms / 1000)
             while True:
                 request = Request([share])
                 try:
@@ -173,20 +185,15 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
                     if isinstance(outcome, Exception):
                         raise wire.explained(outcome, [share.rules.command, share.key])
                     verdict = verdict_of(outcome, share.cost)
-                    left_ms = until_ms - here.now_ms()
-                    if verdict.allowed and (wait := verdict.retry_after) and wait / MILLISECOND > left_ms:
-                        # Its turn comes too late.
-                        here.give_back(request)
-                        return verdict._replace(limited=True, taken=0, retry_after=wait - left_ms * MILLISECOND)
-                    if seconds := _wait(share, verdict, left_ms):
-                        await me.pause(seconds)
+                    wait = verdict.retry_after
+                    if verdict.allowed or wait is None or wait // MILLISECOND > until_ms - here.now_ms():
+                        return verdict
+                    await me.pause(wait.total_seconds())
                 except BaseException:
                     here.give_back(request)
                     raise
-                if verdict.allowed or not seconds:
-                    return _used(verdict)
         finally:
-            me.leave()
+            queue.leave(me)
 
     def hold(
         self,
@@ -246,8 +253,7 @@ class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):
             raise
 
     def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        queue = queue_of(self._asking.here().queues, None, share.key)
-        return in_thread(self._served(ThreadWaiter(queue, self._sleep), share, timeout_ms))
+        return run(self._acquired(ThreadWaiter(self._sleep), None, share, timeout_ms))
 
 
 class AsyncRateLimiter(
@@ -290,24 +296,4 @@ class AsyncRateLimiter(
             raise
 
     async def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        here = self._asking.here()
-        if share.rules.is_ahead:
-            name = (running(), share.key, share.rules.quotas, share.cost)
-            line = queue_of(here.queues, *name, make=BucketLine)
-            # It lasts while a turn is kept.
-            here.recent.append(line)
-            return await line.acquire(here, share, timeout_ms, self._sleep)
-        queue = queue_of(here.queues, running(), share.key)
-        return await self._served(TaskWaiter(queue, self._sleep), share, timeout_ms)
-
-
-def _wait(share: Share, verdict: Verdict, left_ms: int) -> float:
-    """Returns the seconds after which units may be used, or asked for again. Of a refusal that is final it is 0."""
-    wait = verdict.retry_after
-    is_final = verdict.limited and (share.rules.is_ahead or (wait is not None and wait // MILLISECOND > left_ms))
-    return 0 if wait is None or is_final else wait.total_seconds()
-
-
-def _used(verdict: Verdict) -> Verdict:
-    """Returns the verdict as it is when its wait is over."""
-    return verdict._replace(retry_after=None) if verdict.allowed else verdict
+        return await self._acquired(TaskWaiter(self._sleep), running(), share, timeout_ms)

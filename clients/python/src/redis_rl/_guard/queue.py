@@ -1,4 +1,10 @@
-"""Those who wait for units or places of one key stand in order, and one of them asks for all."""
+"""Those who wait for units or places of one key stand in order, and one of them asks for all.
+
+Example: three threads wait for a log of 1/s. The first asks, is told "in 0.7 s", sleeps for that long and asks again.
+The second and the third sleep until they are woken. The first has its unit and leaves: it names the second as the
+first, and wakes it. If the first is interrupted, its frame ends and with it the weak reference by which the queue knows
+it. Whoever looks next is then the first.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +15,117 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from contextvars import Context
-from functools import partial
-from typing import Any, TypeVar
+from math import inf
+from typing import Any
 from weakref import ref
 
-from .._time import monotonic
-
-_Result = TypeVar("_Result")
-
-# A thread that sleeps looks so often whether the one that asks was interrupted before it could leave.
-_LOOK_SECONDS = 1.0
-
+from .._lines.loop import spawn
+from .._serial import Alarm, Kept, kept
+from .run import run
 
 # The wait of each thread in which no other wait of the same thread is under way further out.
-_outermost: dict[int, ref[ThreadWaiter]] = {}
+_outermost: Kept = {}
+
+
+class Waiter:
+    """One who waits. ``replaced`` sleeps in place of real time: for tests."""
+
+    # Sleeps no longer than this before it looks whether the first was interrupted before it could leave.
+    look_seconds = inf
+
+    def __init__(self, replaced: Callable[[float], Any] | None) -> None:
+        self._replaced = replaced
+
+    async def pause(self, seconds: float) -> None:
+        """Sleeps for exactly so long."""
+        raise NotImplementedError
+
+    async def sleep(self, seconds: float, *, is_first: bool) -> None:
+        """Sleeps until it is woken, or for so long."""
+        raise NotImplementedError
+
+    def wake(self) -> bool:
+        """Returns False if it is awake already."""
+        raise NotImplementedError
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begins something that is not cancelled with it."""
+        raise NotImplementedError
+
+
+class ThreadWaiter(Waiter):
+    """A thread, which is blocked while it sleeps."""
+
+    look_seconds = 1.0
+
+    def __init__(self, replaced: Callable[[float], Any] | None) -> None:
+        super().__init__(replaced)
+        self._alarm = Alarm()
+        # A finalizer or a signal handler may wait in the middle of another wait of its thread. It stands behind nobody
+        # then, since that could be for itself.
+        self.is_inner = kept(_outermost, threading.get_ident(), self) is not self
+
+    async def pause(self, seconds: float) -> None:
+        (self._replaced or time.sleep)(seconds)
+
+    async def sleep(self, seconds: float, *, is_first: bool) -> None:
+        if is_first and self._replaced:
+            self._replaced(seconds)
+        else:
+            self._alarm.sleep(min(seconds, self.look_seconds))
+
+    def wake(self) -> bool:
+        self._alarm.wake()
+        return True
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        run(work)
+
+
+class TaskWaiter(Waiter):
+    """A task of an event loop."""
+
+    is_inner = False
+    _woken: asyncio.Future[None] | None = None
+
+    async def pause(self, seconds: float) -> None:
+        await (self._replaced or asyncio.sleep)(seconds)
+
+    async def sleep(self, seconds: float, *, is_first: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._woken = loop.create_future()
+        replaced = asyncio.ensure_future(self._replaced(seconds)) if is_first and self._replaced else None
+        timer: Any = replaced
+        if replaced:
+            replaced.add_done_callback(lambda _: self.wake())
+        elif seconds < inf:
+            timer = loop.call_later(seconds, self.wake, context=Context())
+        try:
+            await self._woken
+        finally:
+            if timer:
+                timer.cancel()
+        if replaced and replaced.done():
+            replaced.result()
+
+    def wake(self) -> bool:
+        if self._woken is None or self._woken.done():
+            return False
+        self._woken.set_result(None)
+        return True
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        spawn(asyncio.get_running_loop(), work)
 
 
 class Queue:
     """Those who wait for one key, in the threads of a process or in an event loop.
 
-    The first asks until it leaves, and names the one that asks then: the one that has slept longest. A finalizer may
-    free a place at any moment, so there is no lock: a deque gives and takes in one instruction.
+    The first asks until it leaves. A finalizer may free a place at any moment, so there is no lock: a deque gives and
+    takes in one instruction.
     """
 
     def __init__(self) -> None:
-        # If its frame ends, it has left.
         self._first: ref[Waiter] | None = None
         # The one that fell asleep first at the left.
         self.asleep: deque[Waiter] = deque()
@@ -42,15 +134,26 @@ class Queue:
     def has_first(self) -> bool:
         return self._first is not None and self._first() is not None
 
-    def is_first(self, me: Waiter) -> bool:
+    def is_first(self, me: Any) -> bool:
         """Whether this one asks for all. If nobody does, it does from now on."""
-        if not self.has_first:
+        if not self.has_first and not me.is_inner:
             self._first = ref(me)
-        return self._first is not None and self._first() is me
+        return me.is_inner or (self._first is not None and self._first() is me)
 
-    def leave(self, me: Waiter) -> None:
+    async def sleep(self, me: Waiter, seconds: float, *, is_first: bool = False) -> None:
+        """Sleeps until it is woken, or for so long."""
+        self.asleep.append(me)
+        try:
+            # The first may have left before it could find this one asleep.
+            if is_first or self.has_first:
+                await me.sleep(seconds, is_first=is_first)
+        finally:
+            with suppress(ValueError):
+                self.asleep.remove(me)
+
+    def leave(self, me: Any) -> None:
         """This one waits no more. If it was the first, the one that has slept longest is from now on."""
-        if self.has_first and not self.is_first(me):
+        if me.is_inner or (self.has_first and not self.is_first(me)):
             return
         self._first = None
         with suppress(IndexError):
@@ -61,130 +164,11 @@ class Queue:
                     return
 
     def wake_first(self) -> None:
-        """Wakes the first if it is asleep."""
         first = self._first and self._first()
         if first:
             first.wake()
 
 
-class Waiter:
-    """One of those who wait. ``sleep`` replaces real time where the first of them sleeps."""
-
-    def __init__(self, queue: Queue, sleep: Callable[[float], Any] | None) -> None:
-        self._queue, self._sleep = queue, sleep
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it asks, and sleeps only until it asks again."""
-        return self._queue.is_first(self)
-
-    async def pause(self, seconds: float) -> None:
-        """Sleeps for exactly so long."""
-        raise NotImplementedError
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleeps until it is woken, or for so long."""
-        self._queue.asleep.append(self)
-        try:
-            await self._asleep(seconds, self._sleep if self.is_first else None)
-        finally:
-            with suppress(ValueError):
-                self._queue.asleep.remove(self)
-
-    async def _asleep(self, seconds: float, sleep: Callable[[float], Any] | None) -> None:
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """It waits no more."""
-        self._queue.leave(self)
-
-    def wake(self) -> bool:
-        """Returns False if it is awake already."""
-        raise NotImplementedError
-
-
-class ThreadWaiter(Waiter):
-    """A thread, which is blocked while it sleeps.
-
-    A finalizer or a signal handler may wait in the middle of another wait of its thread. It stands behind nobody then,
-    since that could be for itself.
-    """
-
-    def __init__(self, queue: Queue, sleep: Callable[[float], Any] | None) -> None:
-        super().__init__(queue, sleep)
-        # Released to wake the thread, which sleeps by acquiring it.
-        self._told = threading.Lock()
-        self._told.acquire()
-        me = threading.get_ident()
-        lost: Any = partial(_outermost.pop, me)
-        self._is_inner = _outermost.setdefault(me, ref(self, lost))() is not self
-
-    @property
-    def is_first(self) -> bool:
-        return self._is_inner or super().is_first
-
-    async def pause(self, seconds: float) -> None:
-        (self._sleep or time.sleep)(seconds)
-
-    async def _asleep(self, seconds: float, sleep: Callable[[float], Any] | None) -> None:
-        if sleep:
-            sleep(seconds)
-            return
-        end = monotonic() + seconds
-        # The first may have left before it could find this one asleep.
-        while self._queue.has_first and (left := end - monotonic()) > 0:
-            if self._told.acquire(timeout=min(left, _LOOK_SECONDS)):
-                return
-
-    def wake(self) -> bool:
-        # A second release is an error, and the thread is awake then.
-        with suppress(RuntimeError):
-            self._told.release()
-        return True
-
-
-class TaskWaiter(Waiter):
-    """A task of an event loop."""
-
-    _turn: asyncio.Future[None] | None = None
-
-    async def pause(self, seconds: float) -> None:
-        await (self._sleep or asyncio.sleep)(seconds)
-
-    async def _asleep(self, seconds: float, sleep: Callable[[float], Any] | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._turn = loop.create_future()
-        sleeping = asyncio.ensure_future(sleep(seconds)) if sleep else None
-        if sleeping:
-            sleeping.add_done_callback(lambda _: self.wake())
-        timer = sleeping or loop.call_later(seconds, self.wake, context=Context())
-        try:
-            await self._turn
-        finally:
-            timer.cancel()
-        if sleeping and sleeping.done():
-            sleeping.result()
-
-    def wake(self) -> bool:
-        if self._turn is None or self._turn.done():
-            return False
-        self._turn.set_result(None)
-        return True
-
-
-def in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs a coroutine that blocks its thread wherever it waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    raise RuntimeError("it waits for an event loop")
-
-
-def queue_of(queues: dict[Any, ref[Any]], *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
+def queue_of(queues: Kept, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
     """Returns the queue of this name among those of a process or an event loop. It lasts while in use."""
-    made = make()
-    # One instruction both looks and adds. The last one that waits takes the entry away with the queue.
-    lost: Any = partial(queues.pop, name)
-    return queues.setdefault(name, ref(made, lost))() or made
+    return kept(queues, name, make())

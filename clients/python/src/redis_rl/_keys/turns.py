@@ -40,8 +40,8 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: list[Any] = []
         self._turns: list[Turn] = []
-        # How many ask, and how many turns are on their way back.
-        self._asking = self._returning = 0
+        # How many ask.
+        self._asking = 0
 
     def asks(self, now_ms: float, waiter: Any, end_ms: float) -> Says:
         """Somebody comes, who waits until ``end_ms`` at most."""
@@ -77,7 +77,6 @@ class Turns:
 
     def returned(self, now_ms: float, turn: Turn, is_back: bool) -> Says:
         """Whether a turn that was to go back did. If no reply came, it did."""
-        self._returning -= 1
         turn.stays = True
         if not is_back:
             self._add(turn)
@@ -95,7 +94,6 @@ class Turns:
                 says.served.append((self._waiting.pop(0), turn))
             elif not turn.stays:
                 says.back.append(turn)
-        self._returning += len(says.back)
         return says
 
     @property
@@ -107,11 +105,6 @@ class Turns:
     def first(self) -> Any:
         """Whose turn is the next, or None."""
         return self._waiting[0] if self._waiting else None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits, nothing is kept, and no reply is due."""
-        return not self._asking and not self._returning and not self._turns
 
     def _add(self, turn: Turn) -> int:
         """Puts a turn where it belongs by its time, and returns its place."""

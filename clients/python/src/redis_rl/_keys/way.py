@@ -9,8 +9,9 @@ Does: TypeAlias = Literal["ask", "look", "give way"]
 
 # After so many places for each that there is, or after so long with its own alone, a process looks who else waits.
 _PLACES, _ALONE_MS = 8, 100
-# For so long it gives way. Whoever waits asks within this time.
-_GIVES_WAY_MS = 60
+# For so long it gives way to one other: whoever waits asks within this time. For each further one it gives way for
+# longer, so that all have had their turn before it asks again.
+_GIVES_WAY_MS, _FURTHER_MS, _MOST_MS = 60, 100, 360
 
 
 class Way:
@@ -42,7 +43,7 @@ class Way:
         """It has looked how many others wait."""
         if others <= 0:
             return "ask"
-        self._until_ms = now_ms + _GIVES_WAY_MS
+        self._until_ms = now_ms + min(_GIVES_WAY_MS + _FURTHER_MS * (others - 1), _MOST_MS)
         return "give way"
 
     def taken(self, now_ms: float, held: int, used: int) -> None:
