@@ -4,7 +4,7 @@ import { setTimeout } from "node:timers/promises";
 import { createClient, createCluster } from "redis";
 import { hold } from "redis-rl";
 
-const { REDIS_PORT, CLUSTER, LIMIT_FILE, FOR_MS, TASKS, ONCE } = process.env;
+const { REDIS_PORT, CLUSTER, LIMIT_FILE, FOR_MS, TASKS, ONCE, LATE } = process.env;
 const [forMs, tasks] = [Number(FOR_MS), Number(TASKS)];
 const socket = { host: "127.0.0.1", port: Number(REDIS_PORT) };
 const client = CLUSTER ? createCluster({ rootNodes: [{ socket }] }) : createClient({ socket });
@@ -20,7 +20,7 @@ const allAsked = new Promise((resolve) => (tellAllAsked = resolve));
 
 async function work() {
   if (ONCE) await allAsked;
-  else await setTimeout(Math.random() < 0.03 ? between(forMs, 2 * forMs) : between(5, 20));
+  else await setTimeout(Math.random() < Number(LATE) ? between(forMs, 2 * forMs) : between(5, 20));
 }
 
 let numbers = 0;

@@ -12,7 +12,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis_rl import AsyncRateLimiter
 
 env = os.environ
-FOR, ONCE, TASKS = int(env["FOR_MS"]) / 1000, bool(env["ONCE"]), int(env["TASKS"])
+FOR, ONCE, TASKS, LATE = int(env["FOR_MS"]) / 1000, bool(env["ONCE"]), int(env["TASKS"]), float(env["LATE"])
 numbers = count()
 asked = 0
 all_asked = asyncio.Event()
@@ -26,7 +26,7 @@ async def work() -> None:
     if ONCE:
         await all_asked.wait()
     else:
-        await asyncio.sleep(random.uniform(1, 2) * FOR if random.random() < 0.03 else random.uniform(0.005, 0.02))
+        await asyncio.sleep(random.uniform(1, 2) * FOR if random.random() < LATE else random.uniform(0.005, 0.02))
 
 
 async def hold(limiter: AsyncRateLimiter) -> None:

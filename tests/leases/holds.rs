@@ -46,6 +46,13 @@ struct Held {
 
 impl Holders {
     fn start(port: u16, tasks: usize, once: bool, is_cluster: bool) -> Holders {
+        let mut holders = Holders::none(port, tasks, once, is_cluster, "0.03");
+        PROCESSES.into_iter().for_each(|language| holders.add(language));
+        holders
+    }
+
+    /// Without any worker yet. Of their blocks `late` is the part that is longer than a place lasts.
+    fn none(port: u16, tasks: usize, once: bool, is_cluster: bool, late: &str) -> Holders {
         let folder = TempDir::new().expect("a temporary folder");
         let limit = folder.path().join("limit").display().to_string();
         let settings = vec![
@@ -55,12 +62,12 @@ impl Holders {
             ("FOR_MS", FOR_MS.to_string()),
             ("TASKS", tasks.to_string()),
             ("ONCE", if once { "1" } else { "" }.to_owned()),
+            ("LATE", late.to_owned()),
             // One that needs more connects all at once is not late.
             ("TIMEOUT", if once { "30" } else { "0.4" }.to_owned()),
         ];
-        let mut holders = Holders { folder, settings, all: Vec::new() };
+        let holders = Holders { folder, settings, all: Vec::new() };
         holders.set_limit(LIMIT);
-        PROCESSES.into_iter().for_each(|language| holders.add(language));
         holders
     }
 
@@ -248,6 +255,27 @@ fn no_more_are_at_work_than_the_limit_however_workers_servers_and_the_network_fa
         }
     }
     finish(holders, &servers.master);
+}
+
+/// Each process has one worker, so whoever gives the only place back could take it again each time.
+#[test]
+fn two_processes_share_one_place() {
+    use Language::{Node, Python, Rust};
+    for pair in [[Python, Node], [Node, Rust], [Rust, Python]] {
+        let server = Server::start();
+        let mut holders = Holders::none(server.port(), 1, false, false, "0");
+        holders.set_limit(1);
+        pair.into_iter().for_each(|language| holders.add(language));
+        holders.wait_for_each();
+        let before = holders.taken_by_each();
+        let taken = || -> Vec<_> {
+            holders.taken_by_each().iter().zip(&before).map(|(now, before)| now - before).collect()
+        };
+        wait_for("places of both", || taken().iter().sum::<usize>() >= 200);
+        println!("{pair:?}: {:?}", taken());
+        assert!(taken().iter().all(|each| *each >= 40), "{pair:?} have taken {:?}", taken());
+        assert_eq!(holders.check(), 1);
+    }
 }
 
 #[test]

@@ -22,5 +22,5 @@ export {
 export { MemoryLimiter, type MemoryOptions } from "./memory/memory.js";
 export { hold, type Hold, type HoldOptions } from "./guard/hold.js";
 export { type LeaseOptions, type Leases, leases } from "./guard/leases.js";
-export { type Asking, type Client, type Sender, rateLimiter, withTimeout } from "./lines/asker.js";
+export { type Client, rateLimiter } from "./lines/sender.js";
 export { MAX_LIMIT, parseQuotas, type Quota, type Quotas, type Window } from "./commands/quota.js";

@@ -4,8 +4,9 @@ import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { describe, test } from "node:test";
 import { promisify } from "node:util";
-import { acquire, type AcquireOptions, type Quotas, type Sender, withClock } from "redis-rl";
+import { acquire, type AcquireOptions, type Quotas, withClock } from "redis-rl";
 import { ALGORITHMS, calls, clock, command, Server, type Client, onOneServer, waitFor } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 describe("acquire", () => {
   let server: Server;
@@ -80,12 +81,10 @@ describe("acquire", () => {
     assert.equal(await calls(server, "RL.LOG"), 0);
     const abort = new AbortController();
     await client.rl.log("key", "1/h");
-    const sender: Sender = {
-      send: (words) => {
-        setImmediate(() => setImmediate(() => abort.abort(reason)));
-        return client.sendCommand(words);
-      },
-    };
+    const sender = standIn((words) => {
+      setImmediate(() => setImmediate(() => abort.abort(reason)));
+      return client.sendCommand(words);
+    });
     await assert.rejects(acquire(sender, "log", "key", "1/h", { signal: abort.signal }), reason);
     assert.equal(await used(), 1);
   });
@@ -113,13 +112,11 @@ describe("acquire", () => {
     for (let turns = 0; turns < 10; turns++) {
       const abort = new AbortController();
       let given = 0;
-      const sender: Sender = {
-        send: async (words) => {
-          if (words.includes("-1")) given++;
-          else void abortAfter(turns);
-          return [0, 5, 4, -1, 1000, 1, 1];
-        },
-      };
+      const sender = standIn(async (words) => {
+        if (words.includes("-1")) given++;
+        else void abortAfter(turns);
+        return [0, 5, 4, -1, 1000, 1, 1];
+      });
       const abortAfter = async (turns: number) => {
         for (let i = 0; i < turns; i++) await undefined;
         abort.abort();
@@ -259,12 +256,10 @@ describe("acquire", () => {
 
   test("an error of Redis ends the wait of all, and once it is away nobody is asked for", async () => {
     let count = 0;
-    const sender: Sender = {
-      send: async () => {
-        count++;
-        throw new Error("connect ECONNREFUSED");
-      },
-    };
+    const sender = standIn(async () => {
+      count++;
+      throw new Error("connect ECONNREFUSED");
+    });
     const waiting = Array.from({ length: 9 }, () => acquire(sender, "log", "key", "1/h"));
     for (const each of waiting) await assert.rejects(each, /ECONNREFUSED/);
     // One is the probe.

@@ -1,6 +1,6 @@
 // A request to each adapter, whose limit is 5 in an hour.
 
-import type { Asking } from "redis-rl";
+import type { Client } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { RateLimitStore } from "redis-rl/express-rate-limit";
 import { type Hits, rateLimitStore } from "redis-rl/fastify-rate-limit";
@@ -18,12 +18,12 @@ export const failed = () => 500;
 export const statusOf = (guard: Guard): Promise<number> =>
   guard.take({} as Request).then(({ status }) => status, failed);
 
-export function guarded(client: Asking, key: string, options: GuardOptions<Request>, lease = 0): Ask {
+export function guarded(client: Client, key: string, options: GuardOptions<Request>, lease = 0): Ask {
   const guard = new Guard(client, { quotas, key, lease }, { ...options });
   return () => statusOf(guard);
 }
 
-export const stores: Record<string, (client: Asking, prefix: string, timeoutMs: number) => Ask> = {
+export const stores: Record<string, (client: Client, prefix: string, timeoutMs: number) => Ask> = {
   "express-rate-limit": (client, prefix, timeoutMs) => {
     const store = new RateLimitStore(client, { prefix, timeoutMs });
     store.init({ windowMs: HOUR, limit: LIMIT });
@@ -35,7 +35,7 @@ export const stores: Record<string, (client: Asking, prefix: string, timeoutMs: 
     return () => hit().then(({ isBlocked }) => (isBlocked ? 429 : 200), failed);
   },
   "@fastify/rate-limit": (client, prefix, timeoutMs) => {
-    const store = new (rateLimitStore(client, { prefix, timeoutMs }))({ exponentialBackoff: true });
+    const store = new (rateLimitStore(client, { prefix, timeoutMs }))({ continueExceeding: true });
     return () =>
       new Promise((resolve) => {
         const answered = (_: unknown, hits?: Hits) =>

@@ -7,7 +7,7 @@ import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { type Asking, hold, leases, MemoryLimiter, rl, withTimeout, type Words } from "redis-rl";
+import { type Client, hold, leases, MemoryLimiter, rl, type Words } from "redis-rl";
 import { Guard, type GuardOptions, type Request } from "redis-rl/express";
 import { type Ask, failed, guarded, quotas, stores } from "./asks.js";
 import {
@@ -24,6 +24,7 @@ import {
   libraries,
   PATIENT,
 } from "./harness.js";
+import { logOf, standIn } from "./stand-in.js";
 
 const open = opened();
 
@@ -32,13 +33,13 @@ const AT_ONCE = 100;
 const IMPATIENT: GuardOptions<Request> = { timeoutMs: 50 };
 const patient: GuardOptions<Request> = { ...PATIENT };
 
-const express = (client: Asking, options: GuardOptions<Request>, lease?: number) =>
+const express = (client: Client, options: GuardOptions<Request>, lease?: number) =>
   guarded(client, "key", options, lease);
 
 const times = (count: number, ask: Ask) => Promise.all(Array.from({ length: count }, ask));
 
 /** Every adapter gives up, as it is told to. */
-async function everyWaitEnds(client: Asking): Promise<void> {
+async function everyWaitEnds(client: Client): Promise<void> {
   const waits = [
     times(AT_ONCE, express(client, { ...IMPATIENT, fail: "open" })),
     times(AT_ONCE, express(client, { ...IMPATIENT, fail: "closed" })),
@@ -56,17 +57,17 @@ async function everyWaitEnds(client: Asking): Promise<void> {
 }
 
 /** Each request is answered, and with the answer to it and not to another. */
-async function isWell(client: Asking): Promise<void> {
+async function isWell(client: Client): Promise<void> {
   const limits = Array.from({ length: AT_ONCE }, (_, i) => 10 + i);
-  const limiter = withTimeout(client, 30_000);
+  const log = logOf(client, 30_000);
   // One that was lost may not have said so yet.
   await waitFor("a connection", () =>
-    limiter.info("well").then(
+    log("well", "1/h", 0).then(
       () => true,
       () => false,
     ),
   );
-  const verdicts = limits.map((limit) => limiter.log(`well:${limit}`, [limit, "1h"]));
+  const verdicts = limits.map((limit) => log(`well:${limit}`, [limit, "1h"]));
   assert.deepEqual(
     (await Promise.all(verdicts)).map(({ limit, remaining }) => [limit, remaining]),
     limits.map((limit) => [limit, limit - 1]),
@@ -105,18 +106,7 @@ for (const [name, connect] of Object.entries(libraries)) {
     test("a server that is stopped: with a timeout every call ends, and a wait for a limit", async () => {
       await client.ping();
       server.freeze();
-      const limiter = withTimeout(client.client, 50);
-      const asked = [
-        limiter.log("key", "5/h"),
-        limiter.fixed("key", "5/h"),
-        limiter.sliding("key", "5/h"),
-        limiter.bucket("key", "5/h"),
-        limiter.all([{ key: "key", algorithm: "log", limit: 5, window: "1h" }]),
-        limiter.peek("key", "5/h"),
-        limiter.info("key"),
-        limiter.reset("key"),
-      ];
-      for (const ended of await Promise.allSettled(asked)) assert.equal(ended.status, "rejected");
+      await assert.rejects(logOf(client.client, 50)("key", "5/h"));
       server.thaw();
       await isWell(client.client);
     });
@@ -191,7 +181,7 @@ test("a client's own timeout, which is this process's time, does not end the wai
 /** What a guard tells of Redis, on the console and by its hook, while `act` runs. */
 async function told(
   t: TestContext,
-  client: Asking,
+  client: Client,
   options: GuardOptions<Request>,
   act: (ask: Ask, lines: readonly string[]) => Promise<void>,
 ) {
@@ -358,7 +348,7 @@ for (const [name, connect] of Object.entries(libraries)) {
 test("warnings of errors: one at once, then one a second that tells how many", async (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const warned = t.mock.method(console, "warn", () => {});
-  const away = { send: () => Promise.reject(new Error("WRONGTYPE of another kind")) };
+  const away = standIn(() => Promise.reject(new Error("WRONGTYPE of another kind")));
   const ask = express(away, {});
   const told = () => {
     const texts = warned.mock.calls.map((call) => call.arguments.join(" "));
@@ -382,14 +372,14 @@ test("warnings of errors: one at once, then one a second that tells how many", a
   assert.deepEqual(told(), text(1));
 });
 
-const others: Record<string, (client: Asking) => Ask> = {
+const others: Record<string, (client: Client) => Ask> = {
   leases: (client) => {
     const limiter = leases(client, { quotas });
     return () => limiter.take("key").then(() => 200, failed);
   },
   hold: (client) => () => hold(client, "key", 5, () => 200).catch(failed),
   ...Object.fromEntries(
-    Object.entries(stores).map(([name, ask]) => [name, (client: Asking) => ask(client, "", 1000)]),
+    Object.entries(stores).map(([name, ask]) => [name, (client: Client) => ask(client, "", 1000)]),
   ),
 };
 for (const [name, make] of Object.entries(others))
@@ -398,7 +388,7 @@ for (const [name, make] of Object.entries(others))
     let isAway = true;
     const send = (words: Words) => (isAway ? Promise.reject(new Error("no network")) : memory.send(words));
     const warned = t.mock.method(console, "warn", () => {});
-    const ask = make({ send });
+    const ask = make(standIn(send));
     for (let i = 0; i < 3; i++) assert.equal(await ask(), 500);
     isAway = false;
     await waitFor("the end", async () => (await ask()) === 200 && warned.mock.callCount() > 1);
@@ -413,12 +403,13 @@ test("a quiet service: Redis decides again soon after the first request that fin
   for (let i = 0; i < 5; i++) {
     const memory = new MemoryLimiter();
     let isAway = true;
-    const send = (words: Words) => (isAway ? Promise.reject(new Error("away")) : memory.send(words));
+    const send = (words: Words) =>
+      isAway ? Promise.reject(new Error("OOM command not allowed")) : memory.send(words);
     const told: (Error | undefined)[] = [];
-    const ask = express(
-      { send },
-      { ...patient, onOutage: (what, why) => told.push(what === "begun" ? why : undefined) },
-    );
+    const ask = express(standIn(send), {
+      ...patient,
+      onOutage: (what, why) => told.push(what === "begun" ? why : undefined),
+    });
     await ask();
     isAway = false;
     await ask();

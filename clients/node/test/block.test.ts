@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Clock, MemoryLimiter, type Words } from "redis-rl";
 import { type Decision, Guard, type Policy, type Request } from "redis-rl/express";
+import { standIn } from "./stand-in.js";
 
 const LOGIN = { name: "login", quotas: "2/m", block: "10m" };
 const request = () => ({ ip: "192.0.2.1" }) as Request;
@@ -12,12 +13,10 @@ const request = () => ({ ip: "192.0.2.1" }) as Request;
 function recorded(clock: Clock) {
   const memory = new MemoryLimiter({ clock });
   const sent: Words[] = [];
-  const client = {
-    send: async (words: Words) => {
-      sent.push(words);
-      return memory.send(words);
-    },
-  };
+  const client = standIn(async (words) => {
+    sent.push(words);
+    return memory.send(words);
+  });
   return { client, sent, memory };
 }
 

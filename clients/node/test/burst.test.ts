@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { Socket } from "node:net";
 import { after, before, describe, test } from "node:test";
 import { createClientPool, createSentinel } from "redis";
-import { type Client, rl, withTimeout } from "redis-rl";
+import { type Client, rl } from "redis-rl";
 import { type Ask, guarded, LIMIT, stores } from "./asks.js";
 import {
   command,
@@ -17,6 +17,7 @@ import {
   work,
   libraries,
 } from "./harness.js";
+import { logOf } from "./stand-in.js";
 
 /** A server answers in less, on the busiest machine, and this process is busy for longer. */
 const TIMEOUT_MS = 1000;
@@ -138,8 +139,8 @@ describe("bursts", () => {
     }
 
     test(`${name}: the requests of one turn of the event loop leave in one write`, async (t) => {
-      const limiter = withTimeout(await connect(true), TIMEOUT_MS);
-      await limiter.log("other", "1/s");
+      const log = logOf(await connect(true), TIMEOUT_MS);
+      await log("other", "1/s");
       const stream = Socket.prototype as Socket & Required<Pick<Socket, "_writev">>;
       const writes = [t.mock.method(stream, "_write"), t.mock.method(stream, "_writev")];
       // Each is asked in a callback of its own, as requests over HTTP are.
@@ -148,9 +149,7 @@ describe("bursts", () => {
         () =>
           new Promise<number>((resolve, reject) =>
             setImmediate(() => {
-              limiter
-                .log(`order:${name}`, [1000, "1h"])
-                .then(({ remaining }) => resolve(999 - remaining), reject);
+              log(`order:${name}`, [1000, "1h"]).then(({ remaining }) => resolve(999 - remaining), reject);
             }),
           ),
       );

@@ -2,10 +2,11 @@
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { type Asking, Clock, MemoryLimiter, type Sender, type Words } from "redis-rl";
+import { type Client, Clock, MemoryLimiter, type Words } from "redis-rl";
 import { type Decision, Guard, type GuardOptions, type Policies } from "redis-rl/express";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
 import { gate } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 type Asked = Parameters<Guard["take"]>[0];
 
@@ -18,19 +19,17 @@ function limiter() {
   return { clock, memory, used };
 }
 
-const guardOf = (client: Asking, policies: Policies, options: GuardOptions<Asked> = {}) =>
+const guardOf = (client: Client, policies: Policies, options: GuardOptions<Asked> = {}) =>
   new Guard(client, policies, { key: () => "ada", ...options });
 
 /** A client that does not answer, until it does. */
 function absent(memory: MemoryLimiter) {
   const state = { isAway: true, sent: 0 };
-  const sender: Sender = {
-    send: async (words: Words) => {
-      state.sent++;
-      if (state.isAway) throw new Error("connect ECONNREFUSED");
-      return memory.send(words);
-    },
-  };
+  const sender = standIn(async (words: Words) => {
+    state.sent++;
+    if (state.isAway) throw new Error("connect ECONNREFUSED");
+    return memory.send(words);
+  });
   return { state, sender };
 }
 
@@ -137,13 +136,11 @@ describe("take", () => {
   test("one that is refused while another of the request is asked for leaves that to be answered", async () => {
     const { memory, used } = limiter();
     const { opened, open } = gate();
-    const sender: Sender = {
-      send: async (words) => {
-        const reply = await memory.send(words);
-        if (words.includes("slow:ada")) await opened;
-        return reply;
-      },
-    };
+    const sender = standIn(async (words) => {
+      const reply = await memory.send(words);
+      if (words.includes("slow:ada")) await opened;
+      return reply;
+    });
     const guard = guardOf(sender, []);
     const request = requestOf();
     const slow = guard.take(request, { name: "slow", quotas: "5/m" });

@@ -22,6 +22,7 @@ import {
 import { Guard, type Policy, type Request } from "redis-rl/express";
 import { rateLimiter } from "redis-rl";
 import { Server, socket, type Figures, verdictOf } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 interface Step {
   call?: Algorithm | "peek" | "info" | "all";
@@ -237,7 +238,7 @@ for (const [kind, connect] of Object.entries(clients)) {
         await run(client, { call: "all", key: "", limits: [], rows, at, words, reply });
         const [first] = reply[3];
         const single = [...(first as Figures), 1, at];
-        const sender = { send: async ([name]: Words) => (name === "RL.ALL" ? reply : single) };
+        const sender = standIn(async ([name]) => (name === "RL.ALL" ? reply : single));
         const guard = new Guard(sender, policiesOf(policies, rows));
         const said = await guard.take({} as Request);
         assert.equal(said.status, status);
@@ -267,12 +268,10 @@ for (const { text, quotas, error = "" } of table.quotas) {
 for (const { name, policies, client, words, instead } of table.policies) {
   test(`policies: ${name}`, async () => {
     const sent: string[][] = [];
-    const sender = {
-      send: async (words: Words) => {
-        sent.push(words.map(String));
-        return words[0] === "RL.ALL" ? [0, -1, 7, []] : [0, 5, 4, -1, 1000, 1, 7];
-      },
-    };
+    const sender = standIn(async (words) => {
+      sent.push(words.map(String));
+      return words[0] === "RL.ALL" ? [0, -1, 7, []] : [0, 5, 4, -1, 1000, 1, 7];
+    });
     const own = policies.map(({ key, ...policy }) =>
       key === undefined ? policy : { ...policy, key: () => key },
     );
@@ -285,7 +284,7 @@ for (const { name, policies, client, words, instead } of table.policies) {
 
 for (const { name, policy, leases: isOfLeases, settings = {}, error = "" } of table.mistakes) {
   test(`a mistake: ${name}`, () => {
-    const sender = { send: () => assert.fail() };
+    const sender = standIn(() => assert.fail());
     const { timeout_ms: timeoutMs, remember_ms, lease, ...others } = settings;
     const options = {
       ...others,

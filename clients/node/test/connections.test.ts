@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createClient, createClientPool, createCluster, createSentinel } from "redis";
-import { acquire, type Client, hold, leases, type RateLimiter, rl, withTimeout } from "redis-rl";
+import { acquire, type Client, hold, leases, type RateLimiter, rl } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
 import { rateLimiter } from "redis-rl";
 import { type Ask, failed, guarded, LIMIT, quotas, statusOf, stores } from "./asks.js";
@@ -27,6 +27,7 @@ import {
   waitFor,
 } from "./harness.js";
 import { followsTable, inFetch } from "./services.js";
+import { logOf } from "./stand-in.js";
 
 const PATIENT_MS = PATIENT.timeoutMs;
 
@@ -337,7 +338,7 @@ describe("connections", () => {
           const stored = name === "settle" ? `requests:${key}` : key;
           // Of others: they would go back with the second one.
           await direct.log(stored, "1000/h", { cost: 100 });
-          const own = withTimeout(client, PATIENT_MS);
+          const own = logOf(client, PATIENT_MS);
           const give = await prepare(client, key, mute);
           const before = await used(stored, direct);
           mute();
@@ -349,9 +350,7 @@ describe("connections", () => {
           for (const forwarder of forwarders) forwarder.cut();
           // On the new connections, after all that is sent again.
           for (const other of [key, aKey(), aKey(), aKey()]) {
-            await waitFor("an answer", () =>
-              own.log(other, "1000/h", { cost: 0 }).catch(() => false as const),
-            );
+            await waitFor("an answer", () => own(other, "1000/h", 0).catch(() => false as const));
           }
           assert.equal(await used(stored, direct), given);
         });

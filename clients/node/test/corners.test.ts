@@ -6,25 +6,24 @@ import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import { runInNewContext } from "node:vm";
 import { build } from "esbuild";
-import { acquire, type Client, Clock, cmd, hold, MemoryLimiter, type Sender } from "redis-rl";
+import { acquire, type Client, Clock, cmd, hold, MemoryLimiter } from "redis-rl";
 import { Guard, type Request } from "redis-rl/express";
 import { Guard as FetchGuard } from "redis-rl/fetch";
+import { standIn } from "./stand-in.js";
 
 const turn = () => new Promise(setImmediate);
 const node = async (...args: string[]) =>
   (await promisify(execFile)("node", args, { cwd: import.meta.dirname, timeout: 60_000 })).stdout;
 
 /** Asks a limiter in memory as a client of its own, by real time. */
-function clientOf(memory: MemoryLimiter, sent = { count: 0, due: 0 }): Sender {
-  return {
-    send: async (words) => {
-      sent.count++;
-      sent.due++;
-      await turn();
-      sent.due--;
-      return memory.send(words);
-    },
-  };
+function clientOf(memory: MemoryLimiter, sent = { count: 0, due: 0 }): Client {
+  return standIn(async (words) => {
+    sent.count++;
+    sent.due++;
+    await turn();
+    sent.due--;
+    return memory.send(words);
+  });
 }
 
 describe("the platform", () => {
@@ -156,7 +155,7 @@ describe("places", () => {
     const done = [0, 1].map(() => ({ count: 0, lastMs: startMs, longestMs: 0 }));
     const all = 12_000;
     const isOver = () => done.reduce((sum, { count }) => sum + count, 0) >= all;
-    const worker = async (client: Sender, own: (typeof done)[number]) => {
+    const worker = async (client: Client, own: (typeof done)[number]) => {
       while (!isOver())
         await hold(client, "key", 5, { timeoutMs: Infinity, ...times }, async ({ held }) => {
           assert.ok(held);
@@ -195,7 +194,7 @@ describe("places", () => {
     const place = await hold(memory, "key", 1, { onLate: (key) => late.push(key) });
     clock.advance(30_000);
     await place.release();
-    assert.deepEqual([place.late, late], [true, ["key"]]);
+    assert.deepEqual([place.isLate, late], [true, ["key"]]);
   });
 
   test("what goes back at the end of a block is asked for in that very turn", async () => {

@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, test } from "node:test";
 import express from "express";
-import { type Algorithm, type Client as AnyClient, leases, type Sender } from "redis-rl";
+import { type Algorithm, type Client as AnyClient, leases } from "redis-rl";
 import {
   type Decision,
   type Choose,
@@ -31,6 +31,7 @@ import {
   waitFor,
   type Web,
 } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 describe("express", () => {
   let server: Server;
@@ -333,7 +334,7 @@ describe("express", () => {
     });
 
     test("Redis away further in, and a request that does not pass costs nothing", async () => {
-      const away = { send: () => Promise.reject(new Error("away")) };
+      const away = standIn(() => Promise.reject(new Error("away")));
       const app = express();
       app.use(limit({ name: "requests", quotas: "100/h" }));
       app.get(
@@ -634,13 +635,11 @@ describe("express", () => {
 
     test("counts nothing if the request is refused further in meanwhile", async () => {
       const { opened: replied, open: reply } = gate();
-      const slow: Sender = {
-        async send(words) {
-          const reply = await client.sendCommand(words);
-          if (words.includes("FORCE")) await replied;
-          return reply;
-        },
-      };
+      const slow = standIn(async (words) => {
+        const reply = await client.sendCommand(words);
+        if (words.includes("FORCE")) await replied;
+        return reply;
+      });
       const app = express();
       const outer = new Guard(slow, { name: "outer", quotas: "100/h", key: "all" }, PATIENT);
       let settled: Promise<void> | undefined;
@@ -660,9 +659,7 @@ describe("express", () => {
   test("Redis away: what was used without a reservation is counted", async () => {
     const app = express();
     let away = true;
-    const sender: Sender = {
-      send: (words) => (away ? Promise.reject(new Error("away")) : client.sendCommand(words)),
-    };
+    const sender = standIn((words) => (away ? Promise.reject(new Error("away")) : client.sendCommand(words)));
     const policy = { quotas: "100/h", cost: 10, key: () => "key" };
     const guard = new Guard(sender, policy, { ...PATIENT });
     app.get("/", guard.middleware, async (request, response) => {

@@ -131,104 +131,23 @@ describe("@fastify/rate-limit", () => {
     assert.deepEqual(await look(), { current: 0, ttl: 0 });
   });
 
-  for (const [settings, key] of [
-    [{ continueExceeding: true }, "redis-rl:hits:127.0.0.1"],
-    [{ exponentialBackoff: true }, "redis-rl:block:127.0.0.1"],
-  ] as const) {
-    test(`${Object.keys(settings)[0]}: a client that floods for a window takes no more memory`, async () => {
-      const app = await application({ max: 5, timeWindow: 10 * MINUTE, ...settings });
-      let entries = 0;
-      for (let i = 0; i < 1500; i++) {
-        now += 1;
-        await ask(app);
-        if (i % 100 === 0) entries = Math.max(entries, (await client.rl.info(key))?.entries ?? 0);
-      }
-      assert.ok(entries > 900 && entries < 1100, String(entries));
-    });
-  }
-
-  test("exponentialBackoff: each refusal in a row doubles the wait, up to 128 times", async () => {
-    const app = await application({ max: 2, exponentialBackoff: true });
-    for (const expected of [200, 200]) assert.equal((await ask(app))[0], expected);
-    for (const times of [1, 2, 4, 8, 16, 32, 64, 128, 128])
-      assert.deepEqual(await ask(app), [429, String(60 * times)]);
-    now += 128 * MINUTE - 1;
-    assert.deepEqual(await ask(app), [429, String(128 * 60)]);
-    now += 128 * MINUTE;
-    // Then it begins anew.
-    for (const expected of [200, 200]) assert.equal((await ask(app))[0], expected);
-    assert.deepEqual(await ask(app), [429, "60"]);
-    now += MINUTE - 1;
-    assert.deepEqual(await ask(app), [429, "120"]);
-    now += 2 * MINUTE - 1;
-    assert.deepEqual(await ask(app), [429, "240"]);
-    now += 4 * MINUTE;
-    assert.deepEqual(await ask(app), [200, undefined]);
-  });
-
-  test("exponentialBackoff: refusals at once, and windows as long as there are", async () => {
-    const app = await application({ max: 1, exponentialBackoff: true });
-    const answers = await Promise.all(Array.from({ length: 50 }, () => ask(app)));
-    assert.deepEqual(tally(answers.map(([status]) => status)), { 200: 1, 429: 49 });
-    // They were refused before any of them had blocked: together they are one refusal.
-    assert.deepEqual(await ask(app), [429, "120"]);
-    now += 2 * MINUTE;
-    assert.deepEqual(await ask(app), [200, undefined]);
-
-    const long = await application(
-      { max: 1, timeWindow: "9 years", exponentialBackoff: true },
-      {},
-      { prefix: "long:" },
-    );
-    const years = String(9 * 365.25 * 86_400);
-    for (const expected of [200, 429, 429]) {
-      const [status, wait] = await ask(long);
-      assert.deepEqual([status, wait], [expected, expected === 200 ? undefined : years]);
+  test("continueExceeding: a client that floods for a window takes no more memory", async () => {
+    const app = await application({ max: 5, timeWindow: 10 * MINUTE, continueExceeding: true });
+    let entries = 0;
+    for (let i = 0; i < 1500; i++) {
+      now += 1;
+      await ask(app);
+      const info = i % 100 === 0 ? await client.rl.info("redis-rl:hits:127.0.0.1") : null;
+      entries = Math.max(entries, info?.entries ?? 0);
     }
+    assert.ok(entries > 900 && entries < 1100, String(entries));
   });
 
-  test("ban: more refusals than so many in a window", async () => {
-    const app = await application({ max: 1, ban: 2 });
-    const statuses = async (times: number) => {
-      const statuses = [];
-      for (let i = 0; i < times; i++) statuses.push((await ask(app))[0]);
-      return statuses;
-    };
-    assert.deepEqual(await statuses(6), [200, 429, 429, 403, 403, 403]);
-    now += MINUTE;
-    assert.deepEqual(await statuses(4), [200, 429, 429, 403]);
-    // What is beyond the ban is not counted: it takes no memory.
-    assert.equal((await client.rl.info("redis-rl:refused:127.0.0.1"))?.windows[0]?.used, 2);
-    const strict = await application({ max: 1, ban: 0 }, {}, { prefix: "strict:" });
-    assert.deepEqual([(await ask(strict))[0], (await ask(strict))[0]], [200, 403]);
-    for (const settings of [{ continueExceeding: true }, { exponentialBackoff: true }]) {
-      const both = await application(
-        { max: 1, ban: 1, ...settings },
-        {},
-        { prefix: Object.keys(settings)[0] ?? "" },
-      );
-      for (const expected of [200, 429, 403]) assert.equal((await ask(both))[0], expected);
+  test("ban and exponentialBackoff are refused at the start", async () => {
+    for (const settings of [{ ban: 0 }, { exponentialBackoff: true }]) {
+      await assert.rejects(application({ max: 1, ...settings }), /a policy of a guard has a block/);
+      await assert.rejects(application({ max: 1 }, { "/own": settings }), /a policy of a guard has a block/);
     }
-  });
-
-  test("a user whose name ends like our own keys is nobody else", async () => {
-    const refuse = (options: object, key: string, times: number) => {
-      const store = new (rateLimitStore(client, PATIENT))(options);
-      const hit = () =>
-        new Promise<number>((resolve, reject) =>
-          store.incr(key, (error, hits) => (hits ? resolve(hits.current) : reject(error)), 3_600_000, 1),
-        );
-      return Array.from({ length: times }).reduce<Promise<number>>(
-        (last) => last.then(hit),
-        Promise.resolve(0),
-      );
-    };
-    await refuse({ ban: 5 }, "bob:refused", 3);
-    await refuse({ ban: 5 }, "refused:bob", 3);
-    assert.equal(await refuse({ ban: 5 }, "bob", 2), 2);
-    await refuse({ exponentialBackoff: true }, "eve:block", 3);
-    await refuse({ exponentialBackoff: true }, "block:eve", 3);
-    assert.equal(await refuse({ exponentialBackoff: true }, "eve", 1), 1);
   });
 
   test("remember: a flood costs no command", async () => {

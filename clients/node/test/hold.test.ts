@@ -16,7 +16,6 @@ import {
   leases,
   MAX_LIMIT,
   MemoryLimiter,
-  type Sender,
   type Words,
 } from "redis-rl";
 import {
@@ -33,6 +32,7 @@ import {
   Server,
   waitFor,
 } from "./harness.js";
+import { standIn } from "./stand-in.js";
 
 const START = 1_700_000_000_000;
 const open = opened();
@@ -43,19 +43,17 @@ function recorder() {
   const memory = new MemoryLimiter({ clock });
   const sent: string[] = [];
   const faults = { isAway: false, losesReplies: false, failsOnce: false };
-  const sender: Sender = {
-    send: async (words: Words) => {
-      if (faults.isAway) throw new Error("connect ECONNREFUSED");
-      if (faults.failsOnce && words[1] === "key") {
-        faults.failsOnce = false;
-        throw new Error("ERR failed");
-      }
-      sent.push(words.join(" "));
-      const reply = await memory.send(words);
-      if (faults.losesReplies) throw new Error("the connection was lost");
-      return reply;
-    },
-  };
+  const sender = standIn(async (words: Words) => {
+    if (faults.isAway) throw new Error("connect ECONNREFUSED");
+    if (faults.failsOnce && words[1] === "key") {
+      faults.failsOnce = false;
+      throw new Error("ERR failed");
+    }
+    sent.push(words.join(" "));
+    const reply = await memory.send(words);
+    if (faults.losesReplies) throw new Error("the connection was lost");
+    return reply;
+  });
   const asleep = new Set<{ ms: number; endMs: number; wake: () => void }>();
   const sleep = (ms: number) =>
     new Promise<void>((wake) => asleep.add({ ms, endMs: memory.now() + ms, wake }));
@@ -82,7 +80,7 @@ describe("a place", () => {
       `RL.LOG key ${MAX_LIMIT} 30000ms PARTIAL AT ${START + 10_000}`,
       `RL.LOG key 5 30000ms COST -1 AT ${START}`,
     ]);
-    assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+    assert.deepEqual([place.held, place.isLate, await used()], [true, false, 1]);
     assert.deepEqual((await pass(10_000)).length, 2);
     await place.release();
     assert.deepEqual(
@@ -102,10 +100,10 @@ describe("a place", () => {
       assert.equal((await pass(10_000)).length, 1);
       faults.isAway = true;
       await pass(19_999);
-      assert.equal(place.late, !isFirst);
+      assert.equal(place.isLate, !isFirst);
       for (let i = 0; i < 5; i++) await pass(i === 0 ? 1 : 2_500);
       await waitFor("the hook", async () => told.length > 0);
-      assert.deepEqual([place.held, place.late, told], [true, true, ["key"]]);
+      assert.deepEqual([place.held, place.isLate, told], [true, true, ["key"]]);
       faults.isAway = faults.losesReplies = false;
       // Redis is asked again after two probes, which come in real time.
       await waitFor("a renewal", async () => (await pass(2_500)).some((words) => words.includes("COST -1")));
@@ -120,13 +118,11 @@ describe("a place", () => {
     const memory = new MemoryLimiter({ clock });
     const { opened, open } = gate();
     let isHeldBack = false;
-    const sender: Sender = {
-      send: async (words) => {
-        const reply = await memory.send(words);
-        if (isHeldBack && words[2] === String(MAX_LIMIT)) await opened;
-        return reply;
-      },
-    };
+    const sender = standIn(async (words) => {
+      const reply = await memory.send(words);
+      if (isHeldBack && words[2] === String(MAX_LIMIT)) await opened;
+      return reply;
+    });
     const place = await hold(sender, "key", 5, { clock });
     isHeldBack = true;
     clock.advance(10_000);
@@ -234,7 +230,7 @@ describe("a place", () => {
     const takeOne = async () => {
       const place = await hold(sender, "key", 1, { clock });
       await place.release();
-      return place.late || sent.splice(0).map((words) => words.split(" ").slice(0, 3).join(" "));
+      return place.isLate || sent.splice(0).map((words) => words.split(" ").slice(0, 3).join(" "));
     };
     const taken = ["RL.LOG key 1", "RL.LOG key 1"];
     for (let i = 0; i < 8; i++) assert.deepEqual(await takeOne(), taken);
@@ -299,7 +295,7 @@ describe("a place", () => {
     assert.ok((await hold(memory, "key", 5, { ttlMs: 100 })).held);
     await assert.rejects(hold(memory, "key", 5, { timeoutMs: -1 }), RangeError);
     await assert.rejects(hold(memory, "key", 5, { lease: 1 } as HoldOptions), /hold has no lease/);
-    await assert.rejects(hold(undefined as unknown as Sender, "key", 5), /a client is one of/);
+    await assert.rejects(hold(undefined as unknown as Client, "key", 5), /a client is one of/);
     const signal = {} as AbortSignal;
     await assert.rejects(hold(memory, "key", 5, { signal }), /signal is an AbortSignal/);
     await assert.rejects(acquire(memory, "log", "key", "5/m", { signal }), /signal is an AbortSignal/);
@@ -348,16 +344,14 @@ describe("a place", () => {
     for (let turns = 0; turns < 10; turns++) {
       const memory = new MemoryLimiter();
       const abort = new AbortController();
-      const sender: Sender = {
-        send: async (words) => {
-          const reply = await memory.send(words);
-          void (async () => {
-            for (let i = 0; i < turns; i++) await undefined;
-            abort.abort(new Error("gone"));
-          })();
-          return reply;
-        },
-      };
+      const sender = standIn(async (words) => {
+        const reply = await memory.send(words);
+        void (async () => {
+          for (let i = 0; i < turns; i++) await undefined;
+          abort.abort(new Error("gone"));
+        })();
+        return reply;
+      });
       const outcome = await hold(sender, "key", 1, { signal: abort.signal }).then(
         () => "held",
         ({ message }: Error) => message,
@@ -423,7 +417,7 @@ for (const [name, connect] of Object.entries(libraries)) {
         assert.equal((await hold(client, "key", 1, { ttlMs: 3000 })).held, false);
         return performance.now() > start + 3_500;
       });
-      assert.deepEqual([place.held, place.late, await used()], [true, false, 1]);
+      assert.deepEqual([place.held, place.isLate, await used()], [true, false, 1]);
       await place.release();
       assert.equal(await used(), 0);
     });
@@ -441,10 +435,10 @@ for (const [name, connect] of Object.entries(libraries)) {
       for (let i = 0; i < 100; i++) await assert.rejects(hold(client, "key", 1));
       assert.ok(performance.now() - start < 1_000);
       await waitFor("the hook", async () => late.length === 1);
-      assert.deepEqual([place.held, place.late], [true, true]);
+      assert.deepEqual([place.held, place.isLate], [true, true]);
       again = await own.again();
       await waitFor("a renewal", async () => (await command(again, "DBSIZE")) === 1);
-      assert.deepEqual([place.late, late], [true, ["key"]]);
+      assert.deepEqual([place.isLate, late], [true, ["key"]]);
       await place.release();
       assert.equal((await hold(client, "key", 1)).held, true);
     });
@@ -551,7 +545,7 @@ for (const [name, connect] of Object.entries(libraries)) {
         assert.equal(held, false);
         return (await calls(next, "RL.LOG")) > 0 && (await n.rl.peek("key", [1, "6s"])).resetAfterMs > 5_000;
       });
-      assert.deepEqual([place.held, place.late], [true, false]);
+      assert.deepEqual([place.held, place.isLate], [true, false]);
       await place.release();
       assert.equal((await n.rl.peek("key", [1, "6s"])).remaining, 1);
     });

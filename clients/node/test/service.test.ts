@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { type Asking, MemoryLimiter } from "redis-rl";
+import { type Client as AnyClient, MemoryLimiter } from "redis-rl";
 import {
   type Client,
   command,
@@ -24,7 +24,7 @@ let client: Client;
 onOneServer((...started) => ([server, client] = started));
 const open = opened();
 
-async function start(serve: Serve, client: Asking, options: Options = {}): Promise<Service> {
+async function start(serve: Serve, client: AnyClient, options: Options = {}): Promise<Service> {
   const service = await serve(client, options);
   open.push(() => service.stop());
   return service;
@@ -32,7 +32,7 @@ async function start(serve: Serve, client: Asking, options: Options = {}): Promi
 
 const used = async (key: string) => (await client.rl.info(key))?.windows[0]?.used ?? 0;
 
-const hosts: Record<string, (url: string) => { client: Asking; stop(): void }> = {
+const hosts: Record<string, (url: string) => { client: AnyClient; stop(): void }> = {
   ...libraries,
   "a limiter in memory": () => ({ client: new MemoryLimiter(), stop: () => {} }),
 };

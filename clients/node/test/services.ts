@@ -28,7 +28,7 @@ import Fastify, { type FastifyRequest } from "fastify";
 import { type Context, Hono } from "hono";
 import { matchedRoutes } from "hono/route";
 import Koa from "koa";
-import { type Asking, clientAddress, Clock } from "redis-rl";
+import { type Client, clientAddress, Clock } from "redis-rl";
 import { Guard as ExpressGuard, type GuardOptions, type Policy } from "redis-rl/express";
 import { Guard as FastifyGuard } from "redis-rl/fastify";
 import { Guard as FetchGuard, responseOf } from "redis-rl/fetch";
@@ -47,7 +47,7 @@ export interface Service extends Web {
   close(): Promise<void>;
 }
 
-export type Serve = (client: Asking, options: Options) => Promise<Service>;
+export type Serve = (client: Client, options: Options) => Promise<Service>;
 
 type TablePolicy = Omit<Policy, "dryRun"> & { dry_run?: boolean };
 
@@ -102,7 +102,7 @@ function served(web: Web & { server: Server }, guard: { close(): Promise<void> }
   };
 }
 
-function expressGuard(client: Asking, options: Options): ExpressGuard<express.Request> {
+function expressGuard(client: Client, options: Options): ExpressGuard<express.Request> {
   return new ExpressGuard<express.Request>(client, (request) => plan(request.path, request.get("account")), {
     ...options,
     key: (request) => request.get("account") || clientAddress(request.ip),
@@ -160,7 +160,7 @@ const inKoa: Serve = async (client, options) => {
   return served(await serve(app.callback()), guard);
 };
 
-function fastifyGuard(client: Asking, options: Options): FastifyGuard {
+function fastifyGuard(client: Client, options: Options): FastifyGuard {
   const accountOf = ({ headers }: FastifyRequest) => headers.account as string | undefined;
   return new FastifyGuard(client, (request) => plan(request.url, accountOf(request)), {
     ...options,

@@ -20,7 +20,6 @@ import redis.asyncio
 
 from redis_rl import AsyncHold, AsyncRateLimiter, MemoryLimiter, RateLimiter
 from redis_rl._guard.hold import _renewals
-from redis_rl._lines.loop import _resumed
 from redis_rl.testing import Clock
 
 from .servers import PATIENCE, Monitor, Server, blocked, calls, paused, run, until, wait_for
@@ -428,15 +427,17 @@ async def test_a_block_that_computes_for_longer_than_its_place_lasts_is_told_of_
 async def test_what_goes_back_is_written_in_the_turn_in_which_the_block_ends(server: Server, raw: redis.Redis) -> None:
     async with tasks(server) as limiter:
         hold = await limiter.hold("jobs", LIMIT).__aenter__()
-        ending = hold.__aexit__(None, None, None)
-        # The first turn of the end. No other follows, as in a process that a signal ends.
-        waits_for = ending.send(None)
-        wait_for("the place to be free", lambda: free(raw) == LIMIT)
+        is_free: list[bool] = []
 
-        async def rest() -> None:
-            await _resumed(ending, waits_for)
+        def look() -> None:
+            wait_for("the place to be free", lambda: free(raw) == LIMIT)
+            is_free.append(True)
 
-        await rest()
+        ending = asyncio.ensure_future(hold.__aexit__(None, None, None))
+        # It looks when the first turn of the end is over. A process that a signal ends has no other.
+        asyncio.get_running_loop().call_soon(look)
+        await ending
+        assert is_free
 
 
 async def test_who_asks_again_stands_behind_those_who_wait(server: Server, raw: redis.Redis) -> None:

@@ -228,7 +228,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
         wait_for("one to have asked", lambda: leases._asking.here()._calls)
         assert not leases.take("k").limited
 
-    machine: Any = memory._machine()
+    machine: Any = memory._machines.here()
     call = machine._call
 
     def interrupted(*words: Any) -> bytes:

@@ -160,7 +160,7 @@ def test_one_that_has_failed_in_the_middle_of_a_call_says_so_from_then_on(monkey
     def fails(*_: Any) -> int:
         raise wasmtime.Trap("unreachable")
 
-    monkeypatch.setattr(limiter._machine(), run, fails)
+    monkeypatch.setattr(limiter._machines.here(), run, fails)
     with pytest.raises(wasmtime.Trap):
         limiter.execute_command("DBSIZE")
     monkeypatch.undo()

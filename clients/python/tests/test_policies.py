@@ -17,7 +17,7 @@ from fastapi import Depends, FastAPI
 from starlette.testclient import TestClient
 
 from redis_rl import Decision, RateLimiter, http
-from redis_rl._guard import address, nodes
+from redis_rl._guard import address, asking
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope
 from redis_rl.http import Shown
@@ -282,8 +282,8 @@ async def test_a_request_for_which_redis_came_back_too_late_is_not_logged(
         asking = asyncio.ensure_future(guard.take(SCOPE))
         # The request knows that Redis is away. The answers to two probes come before it is told.
         await asyncio.sleep(0)
-        while guard._undecided._nodes.are_away:
-            guard._undecided._nodes.probed(None, None)
+        while guard._undecided._outages.are_away:
+            guard._undecided._outages.probed(None, None)
         assert not (await asking).policies
     assert [message.partition(":")[0] for message in caplog.messages] == ["Redis is away", "Redis decides again"]
 
@@ -344,7 +344,7 @@ async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(serve
             with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
                 await guard.take(SCOPE)
         # One after the other, too.
-        state = dict(SCOPE)
+        state, guard = dict(SCOPE), Guard(client, timeout=PATIENT)
         Visit(Shown(), state)
         await guard.take(state, a)
         with pytest.raises(ValueError, match="count in one key"):
@@ -441,7 +441,7 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    monkeypatch.setattr(nodes, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(asking, "monotonic_ns", lambda: now_ns)
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)

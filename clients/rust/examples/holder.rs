@@ -31,8 +31,9 @@ fn random() -> f64 {
 }
 
 async fn work(ttl: Duration) {
+    let late: f64 = setting("LATE").parse().expect("a part");
     let seconds =
-        if random() < 0.03 { ttl.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
+        if random() < late { ttl.as_secs_f64() * (1.0 + random()) } else { 0.005 + 0.015 * random() };
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 

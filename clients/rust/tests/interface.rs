@@ -8,7 +8,7 @@ use axum::http::Response;
 use axum::http::request::Parts;
 use redis_rl_client::web::{Decision, Fail, Fields, FieldsOn, Figures, Guard, Outage, Policy};
 use redis_rl_client::{
-    Acquire, Algorithm, Clock, Leases, MemoryLimiter, Places, Quota, RlCommands, Verdicts,
+    Acquire, Algorithm, Clock, Hold, Leases, MemoryLimiter, Places, Quota, RlCommands, Verdicts,
 };
 
 use crate::limits::{Warnings, policy};
@@ -62,6 +62,8 @@ fn interface() -> Vec<&'static str> {
         Guard::peek(any(), "acme");
         Guard::settle(any(), "acme", [("tokens", 280)]);
         Guard::hold(any(), "acme", "streams", 3);
+        Places::hold(any(), "streams", 3);
+        Hold::is_late(any());
         Guard::close(any());
         Guard::on_limited(any(), any::<OnLimited>());
         Guard::on_outage(any(), any::<fn(Outage<'_>)>());

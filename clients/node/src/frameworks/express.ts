@@ -1,7 +1,7 @@
 // A guard for Express, and for any other framework whose middleware takes `(request, response, next)`.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { AnyGuard, checkedRequest, type Fields } from "../guard/guard.js";
+import { AnyGuard, checkedRequest, type Framework } from "../guard/guard.js";
 import { isGone, routeName, send, setFields } from "./node-http.js";
 import type { PolicySet } from "../guard/policy.js";
 
@@ -22,8 +22,26 @@ export type Handler<R extends Request = Request> = (
   next: (error?: unknown) => void,
 ) => void;
 
+const framework: Framework<Request, ServerResponse> = {
+  addressOf: (request) => request.ip ?? checkedRequest(request, "socket" in request).socket.remoteAddress,
+  routeOf({ baseUrl, route }) {
+    // Express does not tell the pattern that a router was mounted on: `baseUrl` is the path as the client wrote it,
+    // with the values of parameters, so it cannot name a route.
+    if (route === undefined || baseUrl !== "") return undefined;
+    const { path, methods } = route as { path: unknown; methods: object };
+    const names = Object.keys(methods).map((method) => method.toUpperCase());
+    return routeName(names, path);
+  },
+  isGone: (_, response) => response !== undefined && isGone(response),
+  tell: setFields,
+  responseOf: ({ res }) => res ?? undefined,
+};
+
 /** Limits the requests of an application. */
 export class Guard<R extends Request = Request> extends AnyGuard<R, ServerResponse, Handler<R>> {
+  /** @internal */
+  protected override readonly framework = framework;
+
   /** @internal */
   protected override handler(policies: PolicySet<R>): Handler<R> {
     return (request, response, next) => {
@@ -40,37 +58,5 @@ export class Guard<R extends Request = Request> extends AnyGuard<R, ServerRespon
         }
       }, next);
     };
-  }
-
-  /** @internal */
-  protected override addressOf(request: R): string | undefined {
-    return request.ip ?? checkedRequest(request, "socket" in request).socket.remoteAddress;
-  }
-
-  /** @internal */
-  protected override routeOf({ baseUrl, route }: R): string | undefined {
-    // Express does not tell the pattern that a router was mounted on: `baseUrl` is the path as the client wrote it,
-    // with the values of parameters, so it cannot name a route.
-    if (route === undefined || baseUrl !== "") return undefined;
-    const { path, methods } = route as { path: unknown; methods: object };
-    return routeName(
-      Object.keys(methods).map((method) => method.toUpperCase()),
-      path,
-    );
-  }
-
-  /** @internal */
-  protected override isGone(_: R, response: ServerResponse | undefined): boolean {
-    return response !== undefined && isGone(response);
-  }
-
-  /** @internal */
-  protected override tell(response: ServerResponse, fields: Fields): void {
-    setFields(response, fields);
-  }
-
-  /** @internal */
-  protected override responseOf(request: R): ServerResponse | undefined {
-    return request.res ?? undefined;
   }
 }

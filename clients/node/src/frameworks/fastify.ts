@@ -1,7 +1,7 @@
 // A guard for Fastify.
 
 import type { FastifyPluginCallback, FastifyReply, FastifyRequest } from "fastify";
-import { AnyGuard, type Fields } from "../guard/guard.js";
+import { AnyGuard, type Framework } from "../guard/guard.js";
 import { textOf } from "../guard/fields.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "../guard/policy.js";
@@ -14,6 +14,17 @@ export type Hook<R extends FastifyRequest = FastifyRequest> = (
   reply: FastifyReply,
 ) => Promise<unknown>;
 
+const framework: Framework<FastifyRequest, FastifyReply> = {
+  addressOf: ({ ip }) => ip,
+  routeOf: ({ routeOptions: { method, url } }) =>
+    // The route `/` of a scope exists with and without a slash at its end, and has one name.
+    url === undefined ? undefined : routeName(method, url.replace(/(.)\/$/, "$1")),
+  isGone: (_, reply) => reply !== undefined && isGone(reply.raw),
+  tell(reply, fields) {
+    if (!reply.sent) reply.headers(fields);
+  },
+};
+
 /** Limits the requests of an application. */
 export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   R,
@@ -21,6 +32,9 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
   Hook<R>,
   FastifyPluginCallback
 > {
+  /** @internal */
+  protected override readonly framework = framework;
+
   /** A plugin that limits all requests of the application, or of the scope that registers it. @internal */
   protected override whole(hook: Hook<R>): FastifyPluginCallback {
     const plugin: FastifyPluginCallback = (app, _, done) => {
@@ -38,26 +52,5 @@ export class Guard<R extends FastifyRequest = FastifyRequest> extends AnyGuard<
       const { status, fields, body } = answer;
       return reply.code(status).headers(fields).send(textOf(body));
     };
-  }
-
-  /** @internal */
-  protected override addressOf({ ip }: R): string {
-    return ip;
-  }
-
-  /** @internal */
-  protected override routeOf({ routeOptions: { method, url } }: R): string | undefined {
-    // The route `/` of a scope exists with and without a slash at its end, and has one name.
-    return url === undefined ? undefined : routeName(method, url.replace(/(.)\/$/, "$1"));
-  }
-
-  /** @internal */
-  protected override isGone(_: R, reply: FastifyReply | undefined): boolean {
-    return reply !== undefined && isGone(reply.raw);
-  }
-
-  /** @internal */
-  protected override tell(reply: FastifyReply, fields: Fields): void {
-    if (!reply.sent) reply.headers(fields);
   }
 }

@@ -1,11 +1,12 @@
 // A guard for frameworks with the `Request` and `Response` of the Fetch API, such as Hono and Next.js.
 
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import {
   AnyGuard,
   type Decision,
   type Choose,
   type Fields,
+  type Framework,
   type GuardOptions,
   type Policies,
 } from "../guard/guard.js";
@@ -45,14 +46,24 @@ export interface Options<R> extends GuardOptions<R> {
 
 /** Limits requests, or the contexts of Hono. */
 export class Guard<R extends Request | Context = Request> extends AnyGuard<R, undefined, Middleware<R>> {
-  readonly #route: Options<R>["route"];
+  /** @internal */
+  protected override readonly framework: Framework<R, undefined>;
 
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options: Options<R>) {
+  constructor(client: Client, policies: Policies<R> | Choose<R>, options: Options<R>) {
     if (typeof (options as Partial<Options<R>> | undefined)?.key !== "function")
       throw new TypeError("key is a function of the request: a Request does not tell its client's address");
     const { route, ...others } = checkedOptions("a guard", OPTIONS.fetchGuard, options);
     super(client, policies, others);
-    this.#route = route;
+    this.framework = {
+      addressOf: () => undefined,
+      routeOf(request) {
+        const declared = route?.(request);
+        return declared && routeName(declared.method === "ALL" ? [] : declared.method, declared.path);
+      },
+      isGone: (request: Request | Context) => ("req" in request ? request.req.raw : request).signal.aborted,
+      // There is no response before the handler has returned one; `handler` sets the fields then.
+      tell() {},
+    };
   }
 
   /** @internal */
@@ -70,27 +81,6 @@ export class Guard<R extends Request | Context = Request> extends AnyGuard<R, un
       return undefined;
     };
     return middleware as Middleware<R>;
-  }
-
-  /** @internal */
-  protected override addressOf(): undefined {
-    return undefined;
-  }
-
-  /** @internal */
-  protected override routeOf(request: R): string | undefined {
-    const route = this.#route?.(request);
-    return route && routeName(route.method === "ALL" ? [] : route.method, route.path);
-  }
-
-  /** @internal */
-  protected override isGone(request: Request | Context): boolean {
-    return ("req" in request ? request.req.raw : request).signal.aborted;
-  }
-
-  /** @internal */
-  protected override tell(): void {
-    // There is no response before the handler has returned one; `handler` sets the fields then.
   }
 }
 

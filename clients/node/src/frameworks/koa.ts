@@ -1,7 +1,7 @@
 // A guard for Koa.
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { AnyGuard, type Fields } from "../guard/guard.js";
+import { AnyGuard, type Fields, type Framework } from "../guard/guard.js";
 import { textOf } from "../guard/fields.js";
 import { isGone, routeName } from "./node-http.js";
 import type { PolicySet } from "../guard/policy.js";
@@ -29,8 +29,25 @@ export type Middleware<R extends Context = Context> = (
   next: () => Promise<unknown>,
 ) => Promise<unknown>;
 
+const framework: Framework<Context, Context> = {
+  addressOf: ({ ip }) => ip,
+  routeOf(context) {
+    const { routerPath, matched } = context as Context & Routed;
+    const route = matched?.find(({ path, methods }) => path === routerPath && methods.length > 0);
+    return route && routeName(route.methods, route.path);
+  },
+  isGone: ({ res }) => isGone(res),
+  tell(context, fields) {
+    if (!context.headerSent) context.set(fields);
+  },
+  responseOf: (context) => context,
+};
+
 /** Limits the requests of an application. */
-export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middleware<R>> {
+export class Guard<R extends Context = Context> extends AnyGuard<R, Context, Middleware<R>> {
+  /** @internal */
+  protected override readonly framework = framework;
+
   /** @internal */
   protected override handler(policies: PolicySet<R>): Middleware<R> {
     return async (context, next) => {
@@ -42,32 +59,5 @@ export class Guard<R extends Context = Context> extends AnyGuard<R, R, Middlewar
       context.status = status;
       context.set(fields);
     };
-  }
-
-  /** @internal */
-  protected override addressOf({ ip }: R): string {
-    return ip;
-  }
-
-  /** @internal */
-  protected override routeOf(context: R): string | undefined {
-    const { routerPath, matched } = context as R & Routed;
-    const route = matched?.find(({ path, methods }) => path === routerPath && methods.length > 0);
-    return route && routeName(route.methods, route.path);
-  }
-
-  /** @internal */
-  protected override isGone({ res }: R): boolean {
-    return isGone(res);
-  }
-
-  /** @internal */
-  protected override tell(context: R, fields: Fields): void {
-    if (!context.headerSent) context.set(fields);
-  }
-
-  /** @internal */
-  protected override responseOf(context: R): R {
-    return context;
   }
 }

@@ -1,6 +1,6 @@
 // Waiting until a limit allows a request.
 
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import { exactlyAfter, isError } from "../commands/clock.js";
 import {
   type Algorithm,
@@ -9,7 +9,7 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver, onAbort } from "./driver.js";
+import { Asker, onAbort } from "./asker.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { nameOf } from "../keys/keys.js";
@@ -41,7 +41,7 @@ export const TIMEOUT_MS = 1000;
  * aborts.
  */
 export async function acquire(
-  client: Asking,
+  client: Client,
   algorithm: Algorithm,
   key: Key,
   quotas: Quotas,
@@ -53,7 +53,7 @@ export async function acquire(
     signal,
     clock,
   } = checkedOptions("acquire", OPTIONS.acquire, options);
-  const lines = linesOf(client, clock);
+  const queues = queuesOf(client, clock);
   whole("a cost that is waited for", cost);
   time("timeoutMs", timeoutMs);
   const withinMs = algorithm === "bucket" ? Math.min(Math.floor(timeoutMs), MAX_WINDOW_MS) : 0;
@@ -66,33 +66,33 @@ export async function acquire(
   );
   const share = { key: checkedKey(key), rules, cost };
   signal?.throwIfAborted();
-  const waiter = new Waiter(lines.driver, lines.driver.known() + timeoutMs, options);
+  const waiter = new Waiter(queues.asker, queues.asker.nowMs() + timeoutMs, options);
   // Who has no time to wait, or waits in vain, does not stand in line.
   if (timeoutMs === 0 || cost > rules.smallestLimit) return ask(waiter, share);
-  if (withinMs > 0) return lines.ofBucket(share).acquire(waiter, share);
-  return inLine(lines.of(nameOf(rules, share.key)), waiter, share);
+  if (withinMs > 0) return queues.ofBucket(share).acquire(waiter, share);
+  return inLine(queues.of(nameOf(rules, share.key)), waiter, share);
 }
 
-async function ask({ driver, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
-  return verdictOf(await driver.decide(new Request([share]), signal), share.cost);
+async function ask({ asker, options: { signal } }: Waiter, share: Share): Promise<Verdict> {
+  return verdictOf(await asker.decide(new Request([share]), signal), share.cost);
 }
 
 /** Stands in line. The first asks, and sleeps as long as it is told. Whose time is over asks a last time. */
-async function inLine(line: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
-  const { driver, endMs, options } = waiter;
-  line.add(waiter);
+async function inLine(queue: Queue, waiter: Waiter, share: Share): Promise<Verdict> {
+  const { asker, endMs, options } = waiter;
+  queue.add(waiter);
   try {
     for (;;) {
-      while (line.first !== waiter && !waiter.isLate) await waiter.sleep(endMs);
+      while (queue.first !== waiter && !waiter.isLate) await waiter.sleep(endMs);
       options.signal?.throwIfAborted();
       const verdict = await ask(waiter, share);
       const { allowed, retryAfterMs } = verdict;
-      const dueMs = driver.known() + (retryAfterMs ?? Infinity);
+      const dueMs = asker.nowMs() + (retryAfterMs ?? Infinity);
       if (allowed || retryAfterMs === null || dueMs > endMs) return verdict;
-      await waiter.sleep(dueMs, driver.isByClock ? undefined : exactlyAfter);
+      await waiter.sleep(dueMs, asker.isByClock ? undefined : exactlyAfter);
     }
   } finally {
-    line.leave(waiter);
+    queue.leave(waiter);
   }
 }
 
@@ -109,7 +109,7 @@ interface Asked {
 }
 
 /** Those of this process who wait for a bucket at the same cost. They share a timer. */
-class BucketLine {
+class BucketQueue {
   readonly #turns = new Turns<Asked, ToldTurn>();
   /** When the timer rings, for whom, and what stops it. */
   #dueMs = Infinity;
@@ -117,13 +117,13 @@ class BucketLine {
   #stop = () => {};
 
   constructor(
-    readonly driver: Driver,
+    readonly asker: Asker,
     readonly share: Share,
     readonly onOver: () => void,
   ) {}
 
   acquire({ endMs, options: { signal, sleep } }: Waiter, share: Share): Promise<Verdict> {
-    const { driver } = this;
+    const { asker } = this;
     const turns = this.#turns;
     return new Promise((resolve, reject) => {
       let hasLeft = false;
@@ -135,15 +135,15 @@ class BucketLine {
         forget();
         reject(reason);
         hasLeft = true;
-        this.#follow(turns.leaves(driver.known(), asked));
+        this.#follow(turns.leaves(asker.nowMs(), asked));
       };
       const forget = onAbort(signal, fail);
       const asked = { sleep, serve, fail };
-      const says = turns.asks(driver.known(), asked, endMs);
+      const says = turns.asks(asker.nowMs(), asked, endMs);
       this.#follow(says);
       if (says.asks !== true) return;
-      driver.ask(new Request([share]), (answer) => {
-        const nowMs = driver.known();
+      asker.ask(new Request([share]), (answer) => {
+        const nowMs = asker.nowMs();
         if (isError(answer)) {
           fail(answer);
           this.#follow(turns.refused(nowMs));
@@ -179,24 +179,24 @@ class BucketLine {
     this.#stop = () => {};
     [this.#dueMs, this.#first] = [dueMs, first];
     if (dueMs === Infinity) return;
-    const { asker } = this.driver;
-    const ms = Math.max(0, dueMs - this.driver.known());
+    const { sender } = this.asker;
+    const ms = Math.max(0, dueMs - this.asker.nowMs());
     const tick = () => {
       this.#dueMs = Infinity;
-      this.#follow(this.#turns.tick(this.driver.known()));
+      this.#follow(this.#turns.tick(this.asker.nowMs()));
     };
     // What is kept for nobody keeps no process alive.
     if (first === undefined) later(ms, tick);
-    else if (first.sleep === undefined) this.#stop = asker.after(ms, tick);
+    else if (first.sleep === undefined) this.#stop = sender.after(ms, tick);
     else first.sleep(ms).then(tick, first.fail);
   }
 
   #giveBack(turn: ToldTurn): void {
     const { key, rules, cost } = this.share;
     const { at } = turn.verdict;
-    const given = this.driver.limiter.bucket(key, rules.quotas, { cost: -cost, partial: true, at });
+    const given = this.asker.limiter.bucket(key, rules.quotas, { cost: -cost, partial: true, at });
     const returned = (isBack: boolean) => {
-      this.#follow(this.#turns.returned(this.driver.known(), turn, isBack));
+      this.#follow(this.#turns.returned(this.asker.nowMs(), turn, isBack));
     };
     given.then(
       ({ taken = 0 }) => returned(taken < 0),
@@ -205,30 +205,30 @@ class BucketLine {
   }
 }
 
-/** The lines of one client and clock. */
-class Lines {
-  readonly #lines = new Map<string, Queue>();
-  readonly #ofBuckets = new Map<string, BucketLine>();
+/** The queues of one client and clock. */
+class Queues {
+  readonly #queues = new Map<string, Queue>();
+  readonly #ofBuckets = new Map<string, BucketQueue>();
 
-  constructor(readonly driver: Driver) {}
+  constructor(readonly asker: Asker) {}
 
   of(name: string): Queue {
-    const line = this.#lines.get(name) ?? new Queue(() => this.#lines.delete(name));
-    this.#lines.set(name, line);
-    return line;
+    const queue = this.#queues.get(name) ?? new Queue(() => this.#queues.delete(name));
+    this.#queues.set(name, queue);
+    return queue;
   }
 
-  ofBucket(share: Share): BucketLine {
+  ofBucket(share: Share): BucketQueue {
     // What stands for one cost is no turn of another.
     const name = `${share.cost} ${nameOf(share.rules, share.key)}`;
     const over = () => this.#ofBuckets.delete(name);
-    const line = this.#ofBuckets.get(name) ?? new BucketLine(this.driver, share, over);
-    this.#ofBuckets.set(name, line);
-    return line;
+    const queue = this.#ofBuckets.get(name) ?? new BucketQueue(this.asker, share, over);
+    this.#ofBuckets.set(name, queue);
+    return queue;
   }
 }
 
 // Nothing is logged: the caller learns of an outage by the error.
-const linesOf = forEach(
-  (client, clock) => new Lines(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, () => {})),
+const queuesOf = forEach(
+  (client, clock) => new Queues(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, () => {})),
 );

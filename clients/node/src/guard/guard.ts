@@ -1,12 +1,12 @@
 // Decides on requests by policies: the part of a guard that does not depend on the framework.
 
 import { inspect } from "node:util";
-import { askerOf, type Asking } from "../lines/asker.js";
-import { checkedClock, type ClockOption, isError, isMistake } from "../commands/clock.js";
+import { senderOf, type Client } from "../lines/sender.js";
+import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
-import { block, blocked } from "./block.js";
-import { Driver } from "./driver.js";
+import { block, blocked, type Part } from "./block.js";
+import { Asker } from "./asker.js";
 import {
   AWAY,
   type Decision,
@@ -38,7 +38,6 @@ import {
   PolicySet,
   type Setting,
   units,
-  UNKNOWN_ROUTE,
   unnamed,
 } from "./policy.js";
 import { time } from "../commands/quota.js";
@@ -95,11 +94,18 @@ export interface GuardHold extends Hold, Decision {}
 /** Options of a guard's `hold`. The clock is the guard's. */
 export type GuardHoldOptions = Omit<HoldOptions, "clock">;
 
-/** What is asked for together: the policies of a step, or one with `dryRun`. */
-interface Part {
-  driver: Driver;
-  readonly shares: readonly PolicyShare[];
-  asked: Asked;
+/** What a framework knows of a request. */
+export interface Framework<R, S> {
+  /** The network address of the client. */
+  addressOf(request: R): string | undefined | null;
+  /** The method and the pattern of the request's route, if the framework tells it. */
+  routeOf(request: R): string | undefined;
+  /** Whether the client has disconnected without a response. */
+  isGone(request: R, response: S | undefined): boolean;
+  /** Sets header fields, unless they were sent already. */
+  tell(response: S, fields: Fields): void;
+  /** The response of a request, where the framework links to it. */
+  responseOf?(request: R): S | undefined;
 }
 
 /** A policy that a request has met once or several times. */
@@ -151,9 +157,9 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** The limit of all requests, to be registered with the framework. */
   readonly middleware: M;
   readonly #own: PolicySet<R>;
-  readonly #driver: Driver;
+  readonly #asker: Asker;
   /** Decides while Redis is away. */
-  readonly #local: Driver | undefined;
+  readonly #local: Asker | undefined;
   /** Decide on places, which are never remembered. */
   readonly #places: Places;
   readonly #localPlaces: Places | undefined;
@@ -164,7 +170,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   /** Policies that handlers pass to `take`. Those without a name are named after the route, if it is known. */
   readonly #taken: PolicySet<R>;
 
-  constructor(client: Asking, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
+  constructor(client: Client, policies: Policies<R> | Choose<R>, options: GuardOptions<R> = {}) {
     const {
       key,
       fail = "open",
@@ -180,17 +186,20 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     this.#options = options;
     // The braces are a hash tag, which puts all keys of an address in one slot. Text that a user can choose is never
     // put in braces, as it could direct all load to one node.
-    const ofClient = (request: R) => whoIn(request) ?? `{${clientAddress(this.addressOf(request))}}`;
-    const asker = askerOf(client, timeoutMs);
-    const now = clock === undefined ? (asker.clock ?? (() => Date.now())) : checkedClock(clock);
+    const ofClient = (request: R) =>
+      whoIn(request) ?? `{${clientAddress(this.framework.addressOf(request))}}`;
+    const log = outageLog(MEANWHILE[fail], logger);
+    time("rememberMs", rememberMs);
+    this.#asker = new Asker(senderOf(client, timeoutMs), rememberMs, clock, log, onOutage);
+    const now = this.#asker.clock ?? (() => Date.now());
     this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
-    time("rememberMs", rememberMs);
-    this.#driver = new Driver(asker, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
-    const local = () => askerOf(new MemoryLimiter({ clock }), timeoutMs);
-    if (fail === "local") this.#local = new Driver(local(), rememberMs, undefined, () => {});
-    this.#places = new Places(this.#driver.forgetful());
+    if (fail === "local") {
+      const memory = senderOf(new MemoryLimiter({ clock }), timeoutMs);
+      this.#local = new Asker(memory, rememberMs, undefined, () => {});
+    }
+    this.#places = new Places(this.#asker.forgetful());
     this.#localPlaces = this.#local && new Places(this.#local.forgetful());
     this.middleware = this.whole(this.handler(this.#own));
   }
@@ -201,20 +210,12 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   protected whole(handler: H): M {
     return handler as unknown as M;
   }
-  /** The network address of the client. @internal */
-  protected abstract addressOf(request: R): string | undefined | null;
-  /** The method and the pattern of the request's route, if the framework tells it. @internal */
-  protected abstract routeOf(request: R): string | undefined;
-  /** Whether the client has disconnected without a response. @internal */
-  protected abstract isGone(request: R, response: S | undefined): boolean;
-  /** Sets header fields, unless they were sent already. @internal */
-  protected abstract tell(response: S, fields: Fields): void;
-  /** The response of a request, where the framework links to it. @internal */
-  protected responseOf?(request: R): S | undefined;
+  /** @internal */
+  protected abstract readonly framework: Framework<R, S>;
 
   /** A limit of a single route or router. */
   limit(policies: Policies<R> | Choose<R>): H {
-    return this.handler(new PolicySet(policies, this.#setting, (request) => this.routeOf(request)));
+    return this.handler(new PolicySet(policies, this.#setting, (request) => this.framework.routeOf(request)));
   }
 
   /**
@@ -237,7 +238,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const [, shares] = await this.#sharesOf(request, policies, "peek");
     let all: readonly (readonly Verdict[])[] = [];
     try {
-      all = await this.#driver.peek(shares);
+      all = await this.#asker.peek(shares);
     } catch (error) {
       if (isMistake(error)) throw error;
       if (this.#local !== undefined) all = await this.#local.peek(shares);
@@ -285,7 +286,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const { key } = wanted;
     for (const { share } of visit.met)
       if (share.key === key) throw oneKey(`the policy ${share.policy.name} and these places`, key);
-    const isGone = () => this.isGone(request, visit.response as S | undefined);
+    const isGone = () => this.framework.isGone(request, visit.response as S | undefined);
     if (isGone()) return placed(this.#closed(visit, []));
     let place: Hold | undefined;
     try {
@@ -328,10 +329,10 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
     const visit = (checkedRequest(request) as Visiting)[VISIT];
     if (visit === undefined) throw new Error("this request has passed no limit");
-    const settling = Array.from(settlements(used, visit), async ([{ driver, asked, shares }, units]) => {
+    const settling = Array.from(settlements(used, visit), async ([{ asker, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
       try {
-        await driver.settle(asked, units);
+        await asker.settle(asked, units);
       } catch (error) {
         if (isMistake(error)) throw error;
         for (const index of units.keys()) if (asked.noted[index]) asked.noted[index].rows = undefined;
@@ -346,7 +347,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async close(): Promise<void> {
-    await Promise.all([this.#driver.close(), this.#local?.close()]);
+    await Promise.all([this.#asker.close(), this.#local?.close()]);
   }
 
   /** What is left of the policies that a request has met, as header fields. @internal */
@@ -360,7 +361,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   }
 
   #tellStanding({ response, met }: Visit): void {
-    if (response !== undefined) this.tell(response as S, fieldsOf(met));
+    if (response !== undefined) this.framework.tell(response as S, fieldsOf(met));
   }
 
   /**
@@ -389,7 +390,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   #visitOf(request: R, response?: S): Visit {
     checkedRequest(request);
     return ((request as Visiting)[VISIT] ??= {
-      response: response ?? this.responseOf?.(request),
+      response: response ?? this.framework.responseOf?.(request),
       met: [],
       parts: [],
       sets: [],
@@ -408,8 +409,8 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   ): Promise<[PolicySet<R>, readonly PolicyShare[]]> {
     checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
-    const name = isNamed ? undefined : this.routeOf(request);
-    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
+    const name = isNamed ? undefined : this.framework.routeOf(request);
+    if (!isNamed && name === undefined) throw unnamed(policies, `guard.${method}(request, `);
     const set = policies === undefined ? this.#own : this.#taken;
     return [set, await set.shares(request, policies, name, cost)];
   }
@@ -426,7 +427,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     if (!visit.sets.includes(known)) visit.sets.push(known);
     if (shares.length === 0) return undefined;
     const told = visit.response as S | undefined;
-    if (this.isGone(request, told)) return this.#closed(visit, []);
+    if (this.framework.isGone(request, told)) return this.#closed(visit, []);
     const parts = this.#partsOf(visit, shares);
     let all = await decide(parts);
     if (this.#local !== undefined) {
@@ -438,7 +439,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
       if (!isError(answer) && answer.limited) await block(part, answer);
       note(visit, part);
     }
-    if (this.isGone(request, told)) return this.#closed(visit, parts);
+    if (this.framework.isGone(request, told)) return this.#closed(visit, parts);
     const decided = all[0] as Answer | Error;
     let isTold = false;
     for (let i = 0; i < all.length; i++) {
@@ -473,14 +474,14 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     for (const share of shares) meet(visit, share);
     const asked = [shares.filter(({ policy }) => !policy.dryRun)];
     for (const share of shares) if (share.policy.dryRun) asked.push([share]);
-    return asked.map((shares) => ({ driver: this.#driver, shares, asked: new Asked(shares) }));
+    return asked.map((shares) => ({ asker: this.#asker, shares, asked: new Asked(shares) }));
   }
 
   /** Decides in this process what Redis could not decide. */
-  #decideLocally(driver: Driver, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
+  #decideLocally(asker: Asker, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
     this.#failed(error, namesOf(parts.flatMap(({ shares }) => shares)));
-    for (const { driver, asked } of parts) void driver.giveBack(asked);
-    for (const part of parts) Object.assign(part, { driver, asked: new Asked(part.shares) });
+    for (const { asker, asked } of parts) void asker.giveBack(asked);
+    for (const part of parts) Object.assign(part, { asker, asked: new Asked(part.shares) });
     return decide(parts);
   }
 
@@ -534,8 +535,8 @@ function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
   return new Promise((resolve, reject) => {
     const all: (Answer | Error)[] = [];
     let missing = parts.length;
-    parts.forEach(({ driver, asked }, i) => {
-      driver.ask(asked, (answer) => {
+    parts.forEach(({ asker, asked }, i) => {
+      asker.ask(asked, (answer) => {
         all[i] = answer;
         if (--missing > 0) return;
         const mistake = all.find(isMistake);
@@ -543,7 +544,7 @@ function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
           resolve(all);
           return;
         }
-        for (const { driver, asked } of parts) void driver.giveBack(asked);
+        for (const { asker, asked } of parts) void asker.giveBack(asked);
         reject(mistake);
       });
     });
@@ -699,9 +700,9 @@ function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
 /** Gives back what a request took that does not pass: all, or its own alone if a handler was granted units before. */
 function giveBack(visit: Visit, own: readonly Part[]): void {
   const back = visit.isUsed ? own : visit.parts;
-  for (const { driver, asked, shares } of back) {
+  for (const { asker, asked, shares } of back) {
     const before = asked.noted.map(({ returned }) => returned);
-    void driver.giveBack(asked);
+    void asker.giveBack(asked);
     for (const [i, { returned }] of asked.noted.entries()) {
       const met = metOf(visit, shares[i] as PolicyShare);
       const units = returned - (before[i] as number);
@@ -719,8 +720,8 @@ function placed(decision: Decision, place?: Hold): GuardHold {
     get held() {
       return place?.held === true;
     },
-    get late() {
-      return place?.late === true;
+    get isLate() {
+      return place?.isLate === true;
     },
     release,
     [Symbol.asyncDispose]: release,

@@ -1,14 +1,15 @@
 // Limits concurrency: at most so many blocks of code at once hold a place of a key.
 
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import { isError } from "../commands/clock.js";
 import { checkedKey, type Key, prefixed } from "../commands/commands.js";
 import { TIMEOUT_MS } from "./acquire.js";
-import { Driver, onAbort } from "./driver.js";
+import { Asker, onAbort } from "./asker.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
-import { nameOf } from "../keys/keys.js";
+import { MAX_KEYS, nameOf } from "../keys/keys.js";
+import { Recent } from "../commands/recent.js";
 import { Way } from "../keys/way.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
@@ -35,7 +36,7 @@ export interface Hold {
   /** Whether the place was taken and has not been released. */
   readonly held: boolean;
   /** Whether it could not be renewed for so long that another may hold it by now. */
-  readonly late: boolean;
+  readonly isLate: boolean;
   /** Gives the place back. It never fails: if Redis is away, the place is free once `ttlMs` is over. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -54,21 +55,21 @@ const TOGETHER_MS = 20;
  * Holds one of the `limit` places of a key until it is released, as by `await using place = await hold(...)`, and
  * renews it while it is held. Resolves to a place that is not `held` if none is free. Rejects if Redis does not answer.
  */
-export function hold(client: Asking, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
+export function hold(client: Client, key: Key, limit: number, options?: HoldOptions): Promise<Hold>;
 /**
  * Holds one of the `limit` places of a key while `work` runs. If none is free, `work` is called all the same, with a
  * place that is not `held`.
  */
-export function hold<T>(client: Asking, key: Key, limit: number, work: Work<Hold, T>): Promise<T>;
+export function hold<T>(client: Client, key: Key, limit: number, work: Work<Hold, T>): Promise<T>;
 export function hold<T>(
-  client: Asking,
+  client: Client,
   key: Key,
   limit: number,
   options: HoldOptions | undefined,
   work: Work<Hold, T>,
 ): Promise<T>;
 export async function hold<T>(
-  client: Asking,
+  client: Client,
   key: Key,
   limit: number,
   given?: HoldOptions | Work<Hold, T>,
@@ -124,11 +125,11 @@ export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, pr
 /** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
 export async function takePlace(places: Places, wanted: Wanted, options: HoldOptions = {}): Promise<Hold> {
   const { timeoutMs = 0 } = options;
-  const { driver } = places;
+  const { asker } = places;
   places.renew();
   const queue = places.queueOf(wanted);
-  const waiter = new Waiter(driver, driver.known() + timeoutMs, options);
-  const isDue = () => waiter.isLate || (queue.first === waiter && driver.known() >= queue.dueMs);
+  const waiter = new Waiter(asker, asker.nowMs() + timeoutMs, options);
+  const isDue = () => waiter.isLate || (queue.first === waiter && asker.nowMs() >= queue.dueMs);
   try {
     options.signal?.throwIfAborted();
     // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
@@ -173,14 +174,14 @@ class PlaceQueue extends Queue {
 
   /** Asks for a place, which may be refused. */
   async take({ signal, onLate }: HoldOptions): Promise<HeldPlace> {
-    const { driver } = this.places;
+    const { asker } = this.places;
     const { limit, taking, rulesOf } = this.wanted;
     const waitMs = SHORTEST_WAIT_MS + Math.floor(Math.random() * (LONGEST_WAIT_MS - SHORTEST_WAIT_MS));
-    this.dueMs = driver.known() + waitMs;
-    let does = this.#way.asks(driver.known(), limit, this.held.size);
+    this.dueMs = asker.nowMs() + waitMs;
+    let does = this.#way.asks(asker.nowMs(), limit, this.held.size);
     if (does === "look") {
       const others = await this.#others();
-      does = this.#way.looked(driver.known(), others);
+      does = this.#way.looked(asker.nowMs(), others);
       signal?.throwIfAborted();
     }
     const place = new HeldPlace(this, onLate);
@@ -192,23 +193,23 @@ class PlaceQueue extends Queue {
 
   /** A place was taken, and so many of them are in use. */
   taken(used: number): void {
-    this.#way.taken(this.places.driver.known(), this.held.size, used);
+    this.#way.taken(this.places.asker.nowMs(), this.held.size, used);
   }
 
   /** A place has been given back, so the first who waits asks at once. */
   freed(): void {
-    this.#way.ended(this.places.driver.known());
+    this.#way.ended(this.places.asker.nowMs());
     this.dueMs = 0;
     this.first?.wake();
   }
 
   /** Leaves a mark by which others see that somebody waits, unless there is one. */
   mark(): void {
-    const { driver } = this.places;
-    const atMs = driver.known();
+    const { asker } = this.places;
+    const atMs = asker.nowMs();
     if (this.#mark !== undefined && atMs < this.#mark.atMs + MARK_MS / 2) return;
     this.#unmark();
-    const marked = driver.limiter.log(this.wanted.markKey, [MARK], { partial: true });
+    const marked = asker.limiter.log(this.wanted.markKey, [MARK], { partial: true });
     const told = marked.then(({ at }) => at).catch(() => undefined);
     this.#mark = { atMs, told };
   }
@@ -216,7 +217,7 @@ class PlaceQueue extends Queue {
   #unmark(): void {
     const mark = this.#mark;
     this.#mark = undefined;
-    const { limiter } = this.places.driver;
+    const { limiter } = this.places.asker;
     void mark?.told
       .then(async (at) => {
         if (at !== undefined) await limiter.log(this.wanted.markKey, [MARK], { cost: -1, at });
@@ -226,9 +227,9 @@ class PlaceQueue extends Queue {
 
   /** How many other processes wait; 0 if it is not known. */
   async #others(): Promise<number> {
-    const { driver } = this.places;
-    const own = this.#mark !== undefined && driver.known() < this.#mark.atMs + MARK_MS ? 1 : 0;
-    const looked = driver.limiter.peek(this.wanted.markKey, [MARK]);
+    const { asker } = this.places;
+    const own = this.#mark !== undefined && asker.nowMs() < this.#mark.atMs + MARK_MS ? 1 : 0;
+    const looked = asker.limiter.peek(this.wanted.markKey, [MARK]);
     return looked.then(
       ({ limit, remaining }) => limit - remaining - own,
       () => 0,
@@ -236,28 +237,26 @@ class PlaceQueue extends Queue {
   }
 }
 
-/** The places that are held through one driver. They share a timer. */
+/** The places that are held through one asker. They share a timer. */
 export class Places {
   /** Those that are held through one client by one clock. */
   static readonly of = forEach(
     (client, clock) =>
-      new Places(new Driver(askerOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
+      new Places(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
   );
   readonly #held = new Set<HeldPlace>();
-  readonly #queues = new Map<string, PlaceQueue>();
-  /** With so many queues, those that are not in use are forgotten. */
-  #mostQueues = 1000;
+  readonly #queues = new Recent<PlaceQueue>(MAX_KEYS);
   readonly #alarm = new Alarm(
-    () => this.driver.known(),
+    () => this.asker.nowMs(),
     () => this.#tick(),
     TOGETHER_MS,
   );
 
-  constructor(readonly driver: Driver) {}
+  constructor(readonly asker: Asker) {}
 
   /** Renewals that are due are sent here, if no timer does it. */
   renew(): void {
-    if (this.driver.isByClock && this.driver.known() >= this.#alarm.dueMs) this.#tick();
+    if (this.asker.isByClock && this.asker.nowMs() >= this.#alarm.dueMs) this.#tick();
   }
 
   /** Follows a place whose state has changed, or forgets it if it is over. */
@@ -270,19 +269,13 @@ export class Places {
   queueOf(wanted: Wanted): PlaceQueue {
     const name = nameOf(wanted.taking, wanted.key);
     const queue = this.#queues.get(name) ?? new PlaceQueue(this, wanted);
-    this.#queues.set(name, queue);
-    if (this.#queues.size > this.#mostQueues) {
-      for (const [name, { size, held }] of this.#queues)
-        if (size + held.size === 0) this.#queues.delete(name);
-      this.#queues.set(name, queue);
-      this.#mostQueues = Math.max(1000, 2 * this.#queues.size);
-    }
+    this.#queues.put(name, queue);
     return queue;
   }
 
   #tick(): void {
     this.#alarm.clear();
-    const nowMs = this.driver.known();
+    const nowMs = this.asker.nowMs();
     for (const held of this.#held) {
       if (held.place.dueMs <= nowMs) held.happens("tick");
       this.#alarm.set(held.place.dueMs);
@@ -306,15 +299,15 @@ class HeldPlace implements Hold {
     readonly onLate: HoldOptions["onLate"],
   ) {
     this.places = queue.places;
-    this.place = new Place(queue.wanted.forMs, this.places.driver.known());
+    this.place = new Place(queue.wanted.forMs, this.places.asker.nowMs());
   }
 
   get held(): boolean {
     return this.#old !== undefined && this.#released === undefined;
   }
 
-  get late(): boolean {
-    return this.place.isLate(this.places.driver.known());
+  get isLate(): boolean {
+    return this.place.isLate(this.places.asker.nowMs());
   }
 
   /**
@@ -341,7 +334,7 @@ class HeldPlace implements Hold {
   }
 
   release(): Promise<void> {
-    return (this.#released ??= this.places.driver.within(this.#release()));
+    return (this.#released ??= this.places.asker.within(this.#release()));
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -358,7 +351,7 @@ class HeldPlace implements Hold {
   #ask(rules: Rules, told?: (answer: Answer | Error) => void): void {
     const { key } = this.queue.wanted;
     const request = (this.#new = new Request([{ key, rules, cost: 1 }]));
-    this.places.driver.ask(request, (answer) => {
+    this.places.asker.ask(request, (answer) => {
       const isTaken = !(isError(answer) || answer.limited);
       if (isTaken) this.happens("taken", answer.at);
       else this.happens("failed");
@@ -369,7 +362,7 @@ class HeldPlace implements Hold {
   }
 
   happens(event: Event, at?: number): void {
-    this.#follow(this.place.happens(event, this.places.driver.known(), at));
+    this.#follow(this.place.happens(event, this.places.asker.nowMs(), at));
   }
 
   /** Does what `Place` says. */
@@ -385,7 +378,7 @@ class HeldPlace implements Hold {
   }
 
   #giveBack(request: Request): void {
-    const given = this.places.driver.giveBack(request);
+    const given = this.places.asker.giveBack(request);
     if (this.place.state !== "over") return;
     this.#given.push(given);
     this.queue.held.delete(this);

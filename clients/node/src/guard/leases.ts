@@ -1,7 +1,7 @@
 // A limiter that asks the server only now and then.
 
 import { inspect } from "node:util";
-import { askerOf, type Asking } from "../lines/asker.js";
+import { senderOf, type Client } from "../lines/sender.js";
 import type { ClockOption } from "../commands/clock.js";
 import {
   type Algorithm,
@@ -10,7 +10,7 @@ import {
   type Key,
   type Verdict,
 } from "../commands/commands.js";
-import { Driver } from "./driver.js";
+import { Asker } from "./asker.js";
 import { type Logger, outageLog } from "./warning.js";
 import { Rules } from "../keys/rules.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -19,10 +19,23 @@ import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
 
-/** What the log says that follows while Redis is away, where nobody else is told. */
-export const NOT_DECIDED = "requests are not decided";
+/** Options where a request fails while Redis is away. */
+export interface AskingOptions extends ClockOption {
+  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
+}
 
-export interface LeaseOptions extends ClockOption {
+/** Asks by these options. */
+export function askerFor(client: Client, rememberMs: number, options: AskingOptions): Asker {
+  const { timeoutMs = 1000, clock, logger } = options;
+  time("rememberMs", rememberMs);
+  const log = outageLog("requests are not decided", logger);
+  return new Asker(senderOf(client, timeoutMs), rememberMs, clock, log);
+}
+
+export interface LeaseOptions extends AskingOptions {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /** `log` if left out. */
@@ -39,10 +52,6 @@ export interface LeaseOptions extends ClockOption {
   ttlMs?: number | undefined;
   /** Milliseconds for which a refusal may be repeated without asking Redis; 1000 if left out, and with 0 never. */
   rememberMs?: number | undefined;
-  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number | undefined;
-  /** What warnings are written to; `console` if left out. */
-  logger?: Logger | undefined;
 }
 
 /** A limiter for keys with many requests, allowed or refused. */
@@ -61,16 +70,14 @@ export interface Leases {
  * Leases units of keys with many requests, and remembers refusals. In each process at most `units` of a key are counted
  * ahead; so at most that many more than the limits allow can pass in a window, for each process.
  */
-export function leases(client: Asking, options: LeaseOptions): Leases {
+export function leases(client: Client, options: LeaseOptions): Leases {
   const {
     quotas,
     algorithm = "log",
     units,
     ttlMs = LEASE_MS,
     rememberMs = 1000,
-    timeoutMs = 1000,
-    clock,
-    logger,
+    ...others
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
   const most = whole(
@@ -78,16 +85,14 @@ export function leases(client: Asking, options: LeaseOptions): Leases {
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
   const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
-  time("rememberMs", rememberMs);
-  const log = outageLog(NOT_DECIDED, logger);
-  const driver = new Driver(askerOf(client, timeoutMs), rememberMs, clock, log);
+  const asker = askerFor(client, rememberMs, others);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);
       if (!Number.isSafeInteger(cost))
         throw new RangeError(`a cost must be an integer, and not ${inspect(cost)}`);
-      return driver.take({ key: checkedKey(key), rules, cost });
+      return asker.take({ key: checkedKey(key), rules, cost });
     },
-    close: () => driver.close(),
+    close: () => asker.close(),
   };
 }

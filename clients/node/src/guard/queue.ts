@@ -1,8 +1,8 @@
 // Waiting in line: those of a process who wait for the same key stand in the order in which they came.
 
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import type { ClockOption } from "../commands/clock.js";
-import { type Driver, onAbort } from "./driver.js";
+import { type Asker, onAbort } from "./asker.js";
 
 /** Options of those who wait. */
 export interface WaitOptions extends ClockOption {
@@ -17,14 +17,14 @@ export class Waiter {
   #wake: (() => void) | undefined;
 
   constructor(
-    readonly driver: Driver,
+    readonly asker: Asker,
     /** When it gives up. */
     readonly endMs: number,
     readonly options: WaitOptions,
   ) {}
 
   get isLate(): boolean {
-    return this.driver.known() >= this.endMs;
+    return this.asker.nowMs() >= this.endMs;
   }
 
   /** Ends its sleep, if it is asleep. */
@@ -33,10 +33,10 @@ export class Waiter {
   }
 
   /** Sleeps until this time, or until it is woken. Rejects if the signal aborts. */
-  async sleep(dueMs: number, after = this.driver.asker.after): Promise<void> {
+  async sleep(dueMs: number, after = this.asker.sender.after): Promise<void> {
     const { sleep, signal } = this.options;
     signal?.throwIfAborted();
-    const ms = Math.max(0, dueMs - this.driver.known());
+    const ms = Math.max(0, dueMs - this.asker.nowMs());
     return new Promise((resolve, reject) => {
       let stop = () => {};
       const end = (settle: () => void) => {
@@ -84,7 +84,7 @@ export class Queue extends Set<Waiter> {
 
 /** One for each client and clock, made when it is first needed. */
 export function forEach<T extends object>(
-  make: (client: Asking, clock: ClockOption["clock"]) => T,
+  make: (client: Client, clock: ClockOption["clock"]) => T,
 ): typeof make {
   const all = new WeakMap<object, WeakMap<object, T>>();
   return (client, clock) => {

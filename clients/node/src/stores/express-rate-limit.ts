@@ -1,7 +1,7 @@
 // A store for express-rate-limit, express-slow-down and hono-rate-limiter.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import { type Algorithm, checkedAlgorithm, type Verdict } from "../commands/commands.js";
 import { Request, verdictOf } from "../keys/request.js";
 import { Rules, type Share } from "../keys/rules.js";
@@ -34,13 +34,6 @@ export interface ClientInfo {
   resetTime: Date;
 }
 
-/** The decision on a request, kept so that `decrement` gives back exactly what this request took. */
-interface Hit {
-  /** Undefined once the hit has been given back. */
-  key: string | undefined;
-  request: Request;
-}
-
 /**
  * Counts requests in Redis. The server decides: a refused request is not counted, and its `resetTime` is when it would
  * be allowed. Where refused requests count, the middleware decides, as with other stores.
@@ -53,12 +46,12 @@ export class RateLimitStore {
   /** Where the store only counts, the limit is one that is never reached; also before `init`, when it is not known. */
   #rules: Rules;
   /**
-   * The hit of the request that is being answered, where hits may be given back. The middleware names only a key, which
-   * many requests share; so the hit travels in the asynchronous context, from `increment` to `decrement`.
+   * What the request that is being answered has asked for, where that may be given back. The middleware names only a
+   * key, which many requests share; so this travels in the asynchronous context, from `increment` to `decrement`.
    */
-  #hit: AsyncLocalStorage<Hit> | undefined;
+  #asked: AsyncLocalStorage<Request> | undefined;
 
-  constructor(client: Asking, options: StoreOptions = {}) {
+  constructor(client: Client, options: StoreOptions = {}) {
     const checked = checkedOptions("a store", OPTIONS.expressStore, options);
     const { algorithm = "log", countRefused, lease = 0, ...common } = checked;
     this.#store = storeOf(client, common);
@@ -79,7 +72,7 @@ export class RateLimitStore {
       throw new TypeError("countRefused: false needs a limit that is a number");
     const isKnown = Number.isInteger(limit) && (limit as number) >= 0 && (limit as number) <= MAX_LIMIT;
     const decides = isKnown && !countRefused;
-    if (skipFailedRequests || skipSuccessfulRequests) this.#hit = new AsyncLocalStorage();
+    if (skipFailedRequests || skipSuccessfulRequests) this.#asked = new AsyncLocalStorage();
     // A bucket refills in proportion to its limit, so it cannot do without one.
     const needsLimit = lease > 0 || this.#store.rememberMs > 0 || algorithm === "bucket";
     if (needsLimit && !decides) {
@@ -93,41 +86,37 @@ export class RateLimitStore {
 
   increment(key: string): Promise<ClientInfo> {
     const share = this.#share(key);
-    const { driver } = this.#store;
-    if (this.#hit === undefined) return driver.take(share).then((verdict) => this.#info(verdict));
+    const { asker } = this.#store;
+    if (this.#asked === undefined) return asker.take(share).then((verdict) => this.#info(verdict));
     const request = new Request([share]);
     // `enterWith` must run in the caller's context, in which `decrement` runs: so this is no async function.
-    this.#hit.enterWith({ key, request });
-    return driver.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
+    this.#asked.enterWith(request);
+    return asker.decide(request).then((answer) => this.#info(verdictOf(answer, 1)));
   }
 
   async decrement(key: string): Promise<void> {
-    const hit = this.#hit?.getStore();
-    if (hit?.key !== key) {
-      // The request is not known, so the newest hit of the key is given back.
-      await this.#take(key, -1);
-      return;
-    }
-    hit.key = undefined;
-    await this.#store.driver.giveBack(hit.request);
+    const request = this.#asked?.getStore();
+    if (request?.shares[0]?.key === this.prefix + key) await this.#store.asker.giveBack(request);
+    // The request is not known, so the newest unit of the key is given back.
+    else await this.#take(key, -1);
   }
 
   async resetKey(key: string): Promise<void> {
     // Giving back all units needs no right to DEL, which an application may lack. With a clock that was set back, units
     // counted at a later time would stay counted; such a key is deleted instead.
-    if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
-    else await this.#store.limiter.reset(this.prefix + key);
-    this.#store.driver.forget(this.#share(key));
+    if (this.#store.asker.clock === undefined) await this.#take(key, -MAX_LIMIT);
+    else await this.#store.asker.limiter.reset(this.prefix + key);
+    this.#store.asker.forget(this.#share(key));
   }
 
   /** Gives back all leases, and waits for the replies, but no longer than the timeout. */
   async shutdown(): Promise<void> {
-    await this.#store.driver.close();
+    await this.#store.asker.close();
   }
 
   async get(key: string): Promise<ClientInfo> {
     const { key: stored, rules } = this.#share(key);
-    return this.#info({ ...(await this.#store.limiter.peek(stored, rules.quotas)), limited: false });
+    return this.#info({ ...(await this.#store.asker.limiter.peek(stored, rules.quotas)), limited: false });
   }
 
   #share(key: string): Share {
@@ -136,14 +125,14 @@ export class RateLimitStore {
 
   #take(key: string, cost: number): Promise<Verdict> {
     const { key: stored, rules } = this.#share(key);
-    return this.#store.limiter[rules.algorithm](stored, rules.quotas, { cost });
+    return this.#store.asker.limiter[rules.algorithm](stored, rules.quotas, { cost });
   }
 
   #info({ limited, remaining, retryAfterMs, resetAfterMs }: Verdict): ClientInfo {
     const [[limit, window]] = this.#rules.quotas as [Quota];
     // A limit of 0 never allows a request, but the middleware needs a time.
     const ms = limited ? (retryAfterMs ?? milliseconds(window)) : resetAfterMs;
-    const resetTime = new Date((this.#store.clock ?? Date.now)() + ms);
+    const resetTime = new Date((this.#store.asker.clock ?? Date.now)() + ms);
     return { totalHits: limit + (limited ? 1 : -remaining), resetTime };
   }
 }

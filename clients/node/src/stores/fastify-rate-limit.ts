@@ -1,7 +1,6 @@
 // A store for @fastify/rate-limit.
 
-import type { Verdict } from "../commands/commands.js";
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import { Rules } from "../keys/rules.js";
 import { MAX_LIMIT, MAX_WINDOW_MS, type Quota } from "../commands/quota.js";
 import { storeOf, type StoreOptions } from "./store.js";
@@ -37,49 +36,44 @@ export interface Store {
 }
 
 /**
- * The units that the first, second and later refusals in a row take from the key of a block; they are also the limits
- * of that key's tiers. A command has at most eight tiers, so the longest wait is 128 times the first. Fewer than 64
- * refusals at once fill no tier beyond their own.
- */
-const REFUSALS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => 64 ** n);
-
-/**
  * The plugin's `store`, which counts requests exactly in Redis. A request takes a unit that is free again after
  * `timeWindow`; a refused request takes none.
  */
 export function rateLimitStore(
-  client: Asking,
+  client: Client,
   options: StoreOptions = {},
 ): new (options: Configuration) => Store {
-  const { prefix, driver, limiter: redis } = storeOf(client, options);
-  // `ban`, `continueExceeding` and `exponentialBackoff` need every refusal, so Redis is always asked.
-  const { driver: asking } = storeOf(client, { ...options, rememberMs: 0 });
+  const { prefix, asker } = storeOf(client, options);
+  // `continueExceeding` needs every refusal, so Redis is always asked.
+  const forgetful = asker.forgetful();
 
-  // The kind comes before the key: after it, a client could choose a key that ends like another kind's.
-  const storedAs = (what: "hits" | "refused" | "block", key: string) => `${prefix}${what}:${key}`;
-
-  class RateLimitStore implements Store {
-    readonly #name: string;
-    readonly #ban: number;
+  return class RateLimitStore implements Store {
+    readonly #begin: string;
     readonly #renews: boolean;
-    readonly #grows: boolean;
 
     constructor(
       { ban = -1, continueExceeding = false, exponentialBackoff = false }: Configuration,
       name = "",
     ) {
-      this.#name = name;
-      this.#ban = ban;
+      if (ban >= 0 || exponentialBackoff)
+        throw new TypeError(
+          'this store has no ban and no exponentialBackoff: a policy of a guard has a block, as in { quotas: "5/m", block: "10m" }',
+        );
+      this.#begin = `${prefix}hits:${name}`;
       this.#renews = continueExceeding;
-      this.#grows = exponentialBackoff && !continueExceeding;
     }
 
     incr(key: string, callback: Callback, timeWindow: number, max: number): void {
-      tell(this.#hit(this.#name + key, limitOf(max), windowOf(timeWindow)), callback);
+      tell(this.#hit(this.#begin + key, limitOf(max), windowOf(timeWindow)), callback);
     }
 
-    read(key: string, callback: Callback, timeWindow: number, max: number): void {
-      tell(this.#look(this.#name + key, limitOf(max), windowOf(timeWindow)), callback);
+    read(key: string, callback: Callback, timeWindow: number): void {
+      const looked = asker.limiter.peek(this.#begin + key, [MAX_LIMIT, `${windowOf(timeWindow)}ms`]);
+      const hits = looked.then(({ remaining, resetAfterMs }) => ({
+        current: MAX_LIMIT - remaining,
+        ttl: resetAfterMs,
+      }));
+      tell(hits, callback);
     }
 
     child(route: object): Store {
@@ -87,78 +81,15 @@ export function rateLimitStore(
     }
 
     async #hit(key: string, max: number, windowMs: number): Promise<Hits> {
-      // Both leave in one write. A hit that only the block refuses stays counted, and is free before the block ends.
-      const [hit, block] = await Promise.all([this.#take(key, max, windowMs), this.#block(key, windowMs)]);
-      if (!hit.limited && !block?.limited) return { current: max - hit.remaining, ttl: hit.resetAfterMs };
-      const [refused, wait] = await Promise.all([
-        this.#countRefusal(key, windowMs),
-        block ? lengthen(key, windowMs, block) : this.#renews ? renew(key, max, windowMs) : hit.retryAfterMs,
-      ]);
-      return { current: max + refused, ttl: wait ?? windowMs };
+      const quota: Quota = [max, `${windowMs}ms`];
+      const asked = this.#renews ? forgetful : asker;
+      const hit = await asked.take({ key, rules: new Rules("log", [quota], 0, 0), cost: 1 });
+      if (!hit.limited) return { current: max - hit.remaining, ttl: hit.resetAfterMs };
+      // More units than the limit refuse everything for a window from now, and leave it together.
+      if (this.#renews) await asker.limiter.log(key, quota, { cost: max + 1, force: true });
+      return { current: max + 1, ttl: this.#renews ? windowMs : (hit.retryAfterMs ?? windowMs) };
     }
-
-    #take(key: string, limit: number, windowMs: number): Promise<Verdict> {
-      const quota: Quota = [limit, `${windowMs}ms`];
-      const isAlwaysAsked = this.#ban >= 0 || this.#renews || this.#grows;
-      return (isAlwaysAsked ? asking : driver).take({
-        key: storedAs("hits", key),
-        rules: new Rules("log", [quota], 0, 0),
-        cost: 1,
-      });
-    }
-
-    /** The state of the block, for a client whose waits grow; undefined without `exponentialBackoff`. */
-    async #block(key: string, windowMs: number): Promise<Verdict | undefined> {
-      return this.#grows ? redis.peek(storedAs("block", key), waits(windowMs)) : undefined;
-    }
-
-    /** Counts a refusal, and returns the number of refusals in the window: at most `ban` + 1, and 1 without a ban. */
-    async #countRefusal(key: string, windowMs: number): Promise<number> {
-      if (this.#ban < 0) return 1;
-      const { limited, remaining } = await redis.log(storedAs("refused", key), [this.#ban, `${windowMs}ms`]);
-      return limited ? this.#ban + 1 : this.#ban - remaining;
-    }
-
-    async #look(key: string, max: number, windowMs: number): Promise<Hits> {
-      const [hits, block] = await Promise.all([
-        redis.peek(storedAs("hits", key), [MAX_LIMIT, `${windowMs}ms`]),
-        this.#block(key, windowMs),
-      ]);
-      if (block?.limited) return { current: max + refusalsIn(block), ttl: block.retryAfterMs ?? windowMs };
-      return { current: MAX_LIMIT - hits.remaining, ttl: hits.resetAfterMs };
-    }
-  }
-
-  /** Refuses everything for a window from now: more units than the limit are taken, and leave the window together. */
-  async function renew(key: string, max: number, windowMs: number): Promise<number> {
-    await redis.log(storedAs("hits", key), [max, `${windowMs}ms`], { cost: max + 1, force: true });
-    return windowMs;
-  }
-
-  /** Blocks a refused client. If a block refused it, the new block lasts twice as long as that one. */
-  async function lengthen(key: string, windowMs: number, block: Verdict): Promise<number> {
-    const quotas = waits(windowMs);
-    const n = Math.min(block.limited ? refusalsIn(block) : 0, quotas.length - 1);
-    await Promise.all([
-      // A new series of refusals must not add to units that are left of a block that has ended.
-      n === 0 && redis.log(storedAs("block", key), quotas, { cost: -MAX_LIMIT }),
-      redis.log(storedAs("block", key), quotas, { cost: REFUSALS[n] as number, force: true }),
-    ]);
-    return windowMs * 2 ** n;
-  }
-
-  return RateLimitStore;
-}
-
-/** The tiers of a block: the n-th is full after n refusals, and lasts twice as long as the one before. */
-function waits(windowMs: number): Quota[] {
-  return REFUSALS.map((units, i): [number, number] => [units, windowMs * 2 ** i])
-    .filter(([, ms], i) => i === 0 || ms <= MAX_WINDOW_MS)
-    .map(([units, ms]) => [units, `${ms}ms`]);
-}
-
-function refusalsIn(block: Verdict): number {
-  return REFUSALS.indexOf(block.limit) + 1;
+  };
 }
 
 /** `max` may be any number that a function of the application returns, so it is brought into the range of a limit. */

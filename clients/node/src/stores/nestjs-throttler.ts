@@ -1,6 +1,6 @@
 // A storage for @nestjs/throttler.
 
-import type { Asking } from "../lines/asker.js";
+import type { Client } from "../lines/sender.js";
 import type { Verdict } from "../commands/commands.js";
 import { Request } from "../keys/request.js";
 import { Rules, rowsOf, type Share } from "../keys/rules.js";
@@ -27,7 +27,7 @@ const BLOCK = 2 ** 50;
 export class RateLimitStorage {
   readonly #store: Store;
 
-  constructor(client: Asking, options: StoreOptions = {}) {
+  constructor(client: Client, options: StoreOptions = {}) {
     this.#store = storeOf(client, options);
   }
 
@@ -55,16 +55,16 @@ export class RateLimitStorage {
     if (!counted?.limited) return record(counted as Verdict, limit, 0);
     // Of several requests that arrive here at once only the first blocks, as the limit has room for one block. It also
     // gives back all hits, so that the count starts anew after the block.
-    await this.#store.limiter.all([
+    await this.#store.asker.limiter.all([
       ...rowsOf({ ...shareOf(name, BLOCK + BLOCK / 2, blockDuration), cost: BLOCK }),
       ...rowsOf({ ...hits, cost: -MAX_LIMIT }),
     ]);
-    this.#store.driver.forget(hits);
+    this.#store.asker.forget(hits);
     return record(counted, limit, blockDuration);
   }
 
   async #decide(shares: readonly Share[]): Promise<(Verdict | undefined)[]> {
-    const { rows } = await this.#store.driver.decide(new Request(shares));
+    const { rows } = await this.#store.asker.decide(new Request(shares));
     return rows.map((each) => each?.[0]);
   }
 }

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import secrets
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakSet, ref
 
 from ._library import redis
-from ._serial import Worker
+from ._serial import EachProcess, Worker
 
 __all__ = ["MemoryLimiter"]
 
@@ -72,18 +71,13 @@ class _Lock:
     All limiters share it: of two, threads that are each in one and whose finalizers call the other would wait for ever.
     """
 
-    # By the number of the process: another thread may be in the middle of a call at a fork.
-    _of: ClassVar[dict[int, _Lock]] = {}
-
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # Of the call under way.
         self.worker: Callable[[], Worker | None] = lambda: None
 
-    @classmethod
-    def here(cls) -> _Lock:
-        pid = os.getpid()
-        return cls._of.get(pid) or cls._of.setdefault(pid, cls())
+
+_locks = EachProcess(_Lock)
 
 
 class MemoryLimiter:
@@ -99,10 +93,9 @@ class MemoryLimiter:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or not 1 <= max_keys <= _MOST_KEYS:
             raise ValueError(f"max_keys is a whole number from 1 to {_MOST_KEYS}: {max_keys!r}")
         check_clock(clock)
-        self.clock, self._max_keys = clock, max_keys
-        # By the number of the process.
-        self._machines: dict[int, _Machine] = {}
-        self._machine()
+        self.clock = clock
+        self._machines = EachProcess(partial(_Machine, max_keys))
+        self._machines.here()
 
     def execute_command(self, *words: str | bytes | int) -> Any:
         """Returns the reply as the client library would, or raises its ``ResponseError``."""
@@ -110,24 +103,13 @@ class MemoryLimiter:
         sizes = list(map(len, encoded))
         now_ms = time.time_ns() // 1_000_000 if self.clock is None else self._now_ms(self.clock)
         data = struct.pack(f"<{len(encoded)}I", *sizes) + b"".join(encoded)
-        said = self._machine().call(now_ms, len(encoded), data)
+        said = self._machines.here().call(now_ms, len(encoded), data)
         return _read(iter(said.split(b"\r\n")))
-
-    def _machine(self) -> _Machine:
-        """That of this process. Another thread may be in the middle of a call at a fork, so the child begins anew."""
-        pid = os.getpid()
-        machine = self._machines.get(pid)
-        if machine is None:
-            # If two threads come here at once, both keep the same one.
-            machine = self._machines.setdefault(pid, _Machine(self._max_keys))
-            for parent in [each for each in list(self._machines) if each != pid]:
-                self._machines.pop(parent, None)
-        return machine
 
     @property
     def is_mine(self) -> bool:
         """Whether this thread is in the middle of a call, further out, for which other threads may wait."""
-        worker = _Lock.here().worker()
+        worker = _locks.here().worker()
         return worker is not None and worker.thread == threading.get_ident()
 
     @staticmethod
@@ -164,7 +146,7 @@ class _Machine:
         engine, module = _compiled()
         import wasmtime
 
-        self._lock = _Lock.here()
+        self._lock = _locks.here()
         self._store = wasmtime.Store(engine)
         _lasting.add(self._store)
         exports: Any = wasmtime.Instance(self._store, module, []).exports(self._store)

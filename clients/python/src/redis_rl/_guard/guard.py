@@ -25,7 +25,7 @@ from .charging import Charging
 from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
-from .nodes import Nodes, OnOutage
+from .outages import OnOutage, Outages
 from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
 from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
@@ -65,7 +65,6 @@ class Refused(Exception):  # noqa: N818 - as frameworks call theirs
     """No place is free for a request, or Redis is away."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded")
         self.decision = decision
 
@@ -141,7 +140,7 @@ class AnyGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -149,18 +148,18 @@ class AnyGuard:
         self._shown = Shown(*_FIELDS[fields], fields_on == "all")
         if own := clock or getattr(client, "clock", None):
             self._shown = self._shown._replace(clock=own)
-        nodes = Nodes(_MEANWHILE[fail], on_outage)
-        self._undecided = Undecided(nodes, prefix)
+        outages = Outages(_MEANWHILE[fail], on_outage)
+        self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
         asking: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, nodes, **asking)
-        self._in_loops = InLoops(client, nodes, **asking)
+        self._in_threads = InThreads(client, outages, **asking)
+        self._in_loops = InLoops(client, outages, **asking)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
             memory = MemoryLimiter(clock=clock)
-            self._local = InThreads(memory, Nodes(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
+            self._local = InThreads(memory, Outages(""), remember=_LOCAL_SECONDS, timeout=None, clock=clock)
         self._on_limited = on_limited
 
     def __deepcopy__(self, memo: Any) -> AnyGuard:
@@ -239,8 +238,9 @@ class AnyGuard:
         else the decision is allowed, without figures.
         """
         met: Visit | None = self._state(request).get(VISIT)
-        visit, whose = Visit(self._shown), set(met.whose if met else ())
-        charges = await self._charging.charges([self._limit(policies)], self._own(request), None, visit, whose)
+        visit = Visit(self._shown)
+        visit.whose |= met.whose if met else set()
+        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
@@ -276,7 +276,7 @@ class AnyGuard:
         if not is_by_hand:
             # A decision that fails is not asked for again.
             visit.limits.update(dict.fromkeys(limits))
-        charges = await self._charging.charges(limits, request, cost, visit, visit.whose)
+        charges = await self._charging.charges(visit, limits, request, cost)
         parts: list[Part] = []
         try:
             parts = await self._decided(visit.meet(charges, may_repeat=may_repeat))
@@ -380,7 +380,7 @@ class AnyGuard:
         if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         request = self._own(request)
-        key = await self._charging.key_of(request, visit.whose, name)
+        key = await self._charging.key_of(visit, request, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
         settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None
@@ -443,7 +443,7 @@ async def _entered(place: Any) -> Exception | None:
 
 
 class AsyncGuard(AnyGuard):
-    """A guard for asynchronous frameworks."""
+    """A guard for asynchronous frameworks: it asks in the event loop of the request."""
 
     take, peek, hold = AnyGuard._take, AnyGuard._peek, AnyGuard._hold  # noqa: SLF001 - those of the base
     settle, close = AnyGuard._settle, AnyGuard._close  # noqa: SLF001

@@ -15,7 +15,8 @@ from .._commands import wire
 from .._commands.wire import MAX_COST, Key, Time, seconds_of
 from .._keys import Outcome, Place, Request, Rules, Said, Share, Way
 from .._lines.loop import EachLoop, Loop, running, spawn
-from .queue import Queue, TaskWaiter, ThreadWaiter, in_thread, queue_of
+from .queue import Queue, TaskWaiter, ThreadWaiter, queue_of
+from .run import run
 from .threads import CLOSE_SECONDS
 
 # Who waits asks again after so many milliseconds.
@@ -249,7 +250,7 @@ class Hold(_Hold):
 
     def __enter__(self) -> Hold:
         self._begin_in(None)
-        in_thread(self._enter(ThreadWaiter(self._sleep)))
+        run(self._enter(ThreadWaiter(self._sleep)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -268,7 +269,7 @@ class Hold(_Hold):
         if not self:
             return False
         if request := self._tick():
-            in_thread(self._renew(request))
+            run(self._renew(request))
         self._tell()
         return not self.is_late
 

@@ -10,7 +10,7 @@ from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Time, Verdict, sec
 from .._keys import Rules
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
-from .threads import CLOSE_SECONDS, InThreads, asking_of
+from .threads import CLOSE_SECONDS, InThreads, new_asking
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -43,7 +43,7 @@ class _Leased(Generic[_Limiter]):
         wire.check_units("the units of a lease", units)
         self._rules = Rules.of(algorithm, pairs, int(seconds_of("ttl", ttl) * 1000), units)
         remember = seconds_of("remember", remember)
-        self._asking: Any = asking_of(limiter.client, limiter.clock, self._where, remember=remember)
+        self._asking: Any = new_asking(limiter.client, limiter.clock, self._where, remember=remember)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):

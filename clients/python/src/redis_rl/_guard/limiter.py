@@ -28,8 +28,9 @@ from .._lines.own import kinds_of, no_client
 from .bucket import BucketLine
 from .hold import AsyncHold, Hold
 from .loops import InLoops
-from .queue import Queue, TaskWaiter, ThreadWaiter, in_thread, queue_of
-from .threads import InThreads, asking_of
+from .queue import Queue, TaskWaiter, ThreadWaiter, queue_of
+from .run import run
+from .threads import InThreads, new_asking
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,8 +82,9 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
     @cached_property
     def _asking(self) -> Any:
         # Who waits for units or a place has named a timeout: a new connection has no longer than a reply.
-        asking = asking_of(self.client, self.clock, self._where, remember=0, connecting=1)
-        # All limiters of a client share its connections, which end with the client.
+        asking = new_asking(self.client, self.clock, self._where, remember=0, connecting=1)
+        # All limiters of a client share its connections, which end with it: an application may make one for each
+        # request. They need the client, so that a WeakKeyDictionary would keep both for ever.
         return asking if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asking)
 
     def _as_of(self, at: int | None) -> int | None:
@@ -251,7 +253,7 @@ class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):
             raise
 
     def _acquire(self, share: Share, timeout_ms: int) -> Verdict:
-        return in_thread(self._acquired(ThreadWaiter(self._sleep), None, share, timeout_ms))
+        return run(self._acquired(ThreadWaiter(self._sleep), None, share, timeout_ms))
 
 
 class AsyncRateLimiter(

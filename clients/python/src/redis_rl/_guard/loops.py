@@ -12,26 +12,27 @@ from typing import Any
 from .._commands.wire import Clock, Key, Verdict, sendable
 from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
-from .._lines.loop import EachLoop, Loop, LoopLines
+from .._lines.loop import EachLoop, Loop, LoopLines, spawn
 from .._lines.own import Node
-from .nodes import Asking, Nodes
+from .asking import Asking
+from .outages import Outages
 
 
 class InLoop(Asking):
     """The keys of one event loop, and the connections on which it asks for them."""
 
     def __init__(
-        self, client: Any, nodes: Nodes, loop: Loop, *, remember: float, clock: Clock | None, **patience: Any
+        self, client: Any, outages: Outages, loop: Loop, *, remember: float, clock: Clock | None, **patience: Any
     ) -> None:
         """``patience`` is that of the connections."""
         self._loop, self.lines = loop, LoopLines(client, loop, **patience)
         self.lines.close_after(self)
-        super().__init__(client, nodes, self.lines.slot_of, remember, clock)
+        super().__init__(client, outages, self.lines.slot_of, remember, clock)
         # The commands that give units back or may bring a lease. Closing waits for them.
         self._under_way: set[Command] = set()
         self._landed = asyncio.Event()
         self._is_telling = False
-        self._writes: asyncio.Handle | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -45,9 +46,9 @@ class InLoop(Asking):
 
     async def decide(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. A task that is cancelled gives its units back."""
-        if self._nodes.are_away:
+        if self._outages.are_away:
             shares = [share for request in requests for share in request.shares]
-            if away := self._nodes.ask(shares, self.lines.node_of):
+            if away := self._outages.ask(shares, self.lines.node_of):
                 for found in away:
                     if found.is_probed:
                         self._probe(found.node, found.share)
@@ -74,13 +75,9 @@ class InLoop(Asking):
     def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
         for key, words, told in commands:
             self.lines.send(key, words, told)
-        if not self._writes:
+        if not self._writing or self._writing.done():
             # The loop may end in the turn after the next.
-            self._writes = self._loop.call_soon(self._write, context=Context())
-
-    def _write(self) -> None:
-        self._writes = None
-        self.lines.write_now()
+            self._writing = spawn(self._loop, self.lines.write_now())
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
         """Corrects what is counted of shares, by their index, to what was used."""
@@ -103,7 +100,7 @@ class InLoop(Asking):
         It is written in this very turn: a server that shuts down may end the process before the next.
         """
         commands = self._tell(self.keys.give_back, self.now_ms(), request)
-        self.lines.write_now()
+        await self.lines.write_now()
         await self._land(commands, timeout)
 
     def _is_elsewhere(self) -> bool:
@@ -144,7 +141,7 @@ class InLoop(Asking):
                 self._under_way.add(command)
             key = command.shares[0].key
             end = partial(self._end, command, self.lines.node_of(key) if self.lines.slot_of else None)
-            if self._nodes.are_away and (error := self._nodes.error_of(self.lines.node_of(key))):
+            if self._outages.are_away and (error := self._outages.error_of(self.lines.node_of(key))):
                 self._loop.call_soon(end, error)
                 continue
             self.lines.send(key, command.words(self.as_of()), end, command.is_wanted)
@@ -154,7 +151,7 @@ class InLoop(Asking):
             self._under_way.discard(command)
             self._landed.set()
         if is_away(reply) and command.is_wanted():
-            self._nodes.failed(reply, node, command.shares[0])
+            self._outages.failed(reply, node, command.shares[0])
         if command.awaits_reply:
             self._tell(self.keys.reply, self.now_ms_after(), command, command.read(reply))
 
@@ -164,12 +161,12 @@ class InLoop(Asking):
         self.lines.send(share.key, words, partial(self._end_probe, node, share), is_probe=True)
 
     def _end_probe(self, node: Node, share: Share, reply: Any) -> None:
-        seconds = self._nodes.probed(node, reply if is_away(reply) else None)
+        seconds = self._outages.probed(node, reply if is_away(reply) else None)
         if seconds is not None:
             self._loop.call_later(max(seconds, 0) + 0.001, self._probe_again, node, share, context=Context())
 
     def _probe_again(self, node: Node, share: Share) -> None:
-        for found in self._nodes.ask([share], self.lines.node_of):
+        for found in self._outages.ask([share], self.lines.node_of):
             if found.is_probed:
                 self._probe(node, share)
 
@@ -208,11 +205,11 @@ def _set(waiter: asyncio.Future[Any], reply: Any) -> None:
 class InLoops(EachLoop[InLoop]):
     """Asks in the running event loop. Each loop has leases and connections of its own."""
 
-    def __init__(self, client: Any, nodes: Nodes, **options: Any) -> None:
+    def __init__(self, client: Any, outages: Outages, **options: Any) -> None:
         self._is_closed = False
 
         def make(loop: Loop) -> InLoop:
-            made = InLoop(client, nodes, loop, **options)
+            made = InLoop(client, outages, loop, **options)
             if self._is_closed:
                 made.keys.close()
             return made

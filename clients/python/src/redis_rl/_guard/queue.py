@@ -16,13 +16,12 @@ from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from contextvars import Context
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 from .._lines.loop import spawn
 from .._serial import Alarm, Kept, kept
-
-_Result = TypeVar("_Result")
+from .run import run
 
 # The wait of each thread in which no other wait of the same thread is under way further out.
 _outermost: Kept = {}
@@ -80,7 +79,7 @@ class ThreadWaiter(Waiter):
         return True
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        in_thread(work)
+        run(work)
 
 
 class TaskWaiter(Waiter):
@@ -168,16 +167,6 @@ class Queue:
         first = self._first and self._first()
         if first:
             first.wake()
-
-
-def in_thread(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs a coroutine that blocks its thread wherever it waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    raise RuntimeError("it waits for an event loop")
 
 
 def queue_of(queues: Kept, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:

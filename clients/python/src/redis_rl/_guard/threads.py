@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 from collections import deque
@@ -20,10 +19,11 @@ from .._lines.beside import runs_threads
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
-from .._serial import Serial
+from .._serial import Alarm, EachProcess, Serial
 from .._time import monotonic
 from ..memory import decides_here
-from .nodes import Asking, Nodes
+from .asking import Asking
+from .outages import Outages
 
 # How long the end of an application waits for a server that says nothing.
 CLOSE_SECONDS = 1.0
@@ -40,7 +40,7 @@ class _AbandonedError(ConnectionError):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "requests", "sent", "told")
+    __slots__ = ("__weakref__", "alarm", "answers", "commands", "is_alone", "is_over", "requests", "sent")
 
     def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False) -> None:
         """A call is alone if its requests have no lease or memory to share with others."""
@@ -50,14 +50,12 @@ class _Call:
         # The commands that this thread is to send, and those that it has sent last.
         self.commands: deque[Command] = deque()
         self.sent: list[Command] = []
-        # Released to wake the thread, which sleeps by acquiring it.
-        self.told: Any = None
+        # Of a thread that may sleep.
+        self.alarm: Alarm | None = None
 
     def wake(self) -> None:
-        if self.told is not None:
-            # A second release is an error, and the thread is awake then.
-            with suppress(RuntimeError):
-                self.told.release()
+        if self.alarm:
+            self.alarm.wake()
 
 
 class _HereLines:
@@ -99,11 +97,11 @@ class InProcess(Asking):
     itself, so it shares nothing then.
     """
 
-    def __init__(self, client: Any, nodes: Nodes, *, remember: float, clock: Clock | None, **patience: Any) -> None:
+    def __init__(self, client: Any, outages: Outages, *, remember: float, clock: Clock | None, **patience: Any) -> None:
         """``patience`` is that of the connections."""
         is_here = decides_here(client)
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
-        super().__init__(client, nodes, self.lines.slot_of, remember, clock)
+        super().__init__(client, outages, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
         # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
         self._alone = Keys(0, slot_of=self.lines.slot_of)
@@ -134,8 +132,8 @@ class InProcess(Asking):
 
     def ask(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """Returns the outcome of each request, or the error. An interrupted thread gives its units back."""
-        if self._nodes.are_away:
-            away = self._nodes.ask([share for each in requests for share in each.shares], self.lines.node_of)
+        if self._outages.are_away:
+            away = self._outages.ask([share for each in requests for share in each.shares], self.lines.node_of)
             for found in away:
                 if found.is_probed:
                     self.lines.probe(found.node, partial(self._probe, found.node, found.share))
@@ -167,11 +165,11 @@ class InProcess(Asking):
         while True:
             words = Command([share]).words(self.as_of())
             [reply] = self.lines.exchange([(share.key, words)], is_probe=True)
-            seconds = self._nodes.probed(node, reply if is_away(reply) else None)
+            seconds = self._outages.probed(node, reply if is_away(reply) else None)
             if seconds is None or not runs_threads():
                 return
             sleep(max(seconds, 0) + 0.001)
-            if not any(found.is_probed for found in self._nodes.ask([share], self.lines.node_of)):
+            if not any(found.is_probed for found in self._outages.ask([share], self.lines.node_of)):
                 return
 
     async def _look(self, commands: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -232,7 +230,7 @@ class InProcess(Asking):
         if call.is_alone:
             self._step(event(*arguments))
         else:
-            self._serial.bring(partial(self._step_or_forget, event, *arguments))
+            self._serial.bring(self._step_or_forget, event, *arguments)
 
     def _step_or_forget(self, event: Callable[..., Step], *arguments: Any) -> None:
         try:
@@ -280,12 +278,10 @@ class InProcess(Asking):
             self._carry_out(call)
             if len(call.answers) == len(call.requests):
                 return
-            if call.told is None:
-                told = threading.Lock()
-                told.acquire()
+            if call.alarm is None:
                 # From now on it is woken. What has come before is looked for once more.
-                call.told = told
-            elif not call.commands and not call.told.acquire(timeout=min(_LOOK_SECONDS, _LOST_SECONDS)):
+                call.alarm = Alarm()
+            elif not call.commands and not call.alarm.sleep(min(_LOOK_SECONDS, _LOST_SECONDS)):
                 self._serial.catch_up()
                 if monotonic() > lost:
                     lost = monotonic() + _LOST_SECONDS
@@ -313,7 +309,7 @@ class InProcess(Asking):
         if call.is_alone and command.request and command.request.waiter is call:
             self._step(self._alone.reply(now_ms, command, reply))
         else:
-            self._serial.bring(partial(self._step_or_forget, self.keys.reply, now_ms, command, reply))
+            self._serial.bring(self._step_or_forget, self.keys.reply, now_ms, command, reply)
 
     def _exchange(self, call: _Call, commands: Sequence[Command], timeout: float | None) -> list[Any]:
         """Returns for each command the reply or the error. A node that is away is asked only by probes."""
@@ -322,15 +318,15 @@ class InProcess(Asking):
         # Looked up before sending, since another node may have taken over by the time of the replies.
         nodes = [self.lines.node_of(key) for key, _ in words] if self.lines.slot_of else [None] * len(words)
         replies: list[Any] = [None] * len(words)
-        if self._nodes.are_away:
-            replies = [self._nodes.error_of(node) for node in nodes]
+        if self._outages.are_away:
+            replies = [self._outages.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
             told = self.lines.exchange([words[index] for index in to_send], timeout)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
                 if isinstance(reply, Exception) and is_away(reply):
-                    self._nodes.failed(reply, nodes[index], commands[index].shares[0])
+                    self._outages.failed(reply, nodes[index], commands[index].shares[0])
         return replies
 
     def _forget(self) -> None:
@@ -348,36 +344,29 @@ class InProcess(Asking):
         """Gives back the units of an interrupted thread. Those that wait for its replies are told an error."""
         call.is_over, now_ms = True, self.now_ms()
         for request in call.requests:
-            self._serial.bring(partial(self._step_or_forget, self.keys.give_back, now_ms, request))
+            self._serial.bring(self._step_or_forget, self.keys.give_back, now_ms, request)
         for command in (*call.sent, *call.commands):
             if command.awaits_reply:
-                self._serial.bring(partial(self._step_or_forget, self.keys.reply, now_ms, command, _AbandonedError()))
+                self._serial.bring(self._step_or_forget, self.keys.reply, now_ms, command, _AbandonedError())
         call.commands.clear()
         self._carry_out(call)
 
 
-class InThreads:
+class InThreads(EachProcess[InProcess]):
     """Asks in the calling thread. Each process has leases and connections of its own, a forked child too."""
 
-    def __init__(self, client: Any, nodes: Nodes, **options: Any) -> None:
-        self._make = partial(InProcess, client, nodes, **options)
+    def __init__(self, client: Any, outages: Outages, **options: Any) -> None:
         self._is_closed = False
-        # By the number of the process.
-        self._made: dict[int, InProcess] = {}
-        _all.add(self)
 
-    def here(self) -> InProcess:
-        pid = os.getpid()
-        if pid not in self._made:
-            made = self._make()
+        def make() -> InProcess:
+            made = InProcess(client, outages, **options)
             if self._is_closed:
                 made.keys.close()
             _close_all_with_multiprocessing()
-            # If two threads come here at once, both keep the same one: the leases of another would never go back.
-            self._made.setdefault(pid, made)
-            for parent in [each for each in list(self._made) if each != pid]:
-                self._made.pop(parent, None)
-        return self._made[pid]
+            return made
+
+        super().__init__(make)
+        _all.add(self)
 
     async def close(self, timeout: float) -> None:
         self.close_now(timeout)
@@ -385,22 +374,21 @@ class InThreads:
     def close_now(self, timeout: float) -> None:
         """Gives back all leases of this process. From then on nothing is leased."""
         self._is_closed = True
-        if here := self._made.get(os.getpid()):
-            here.close(timeout)
+        if self.made:
+            self.made.close(timeout)
 
     @property
     def has_leases(self) -> bool:
         """Whether this process may have something to give back."""
-        here = self._made.get(os.getpid())
-        return here is not None and here.has_leases
+        return self.made is not None and self.made.has_leases
 
 
-def asking_of(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
+def new_asking(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if decides_here(client) else where
     return where(
         client,
-        Nodes("requests are not decided meanwhile"),
+        Outages("requests are not decided meanwhile"),
         remember=remember,
         timeout=socket_timeout(client),
         clock=clock,

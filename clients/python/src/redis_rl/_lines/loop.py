@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
-from types import coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakValueDictionary, finalize
 
@@ -35,10 +34,13 @@ def always() -> bool:
 
 
 class _Task(asyncio.Task[Any]):
-    """A task that the program does not know of, and so cannot end before it closes its loop."""
+    """A task that the program does not know of, and so cannot end before it closes its loop.
+
+    asyncio would print for each that it was destroyed while it was pending, which nobody could mend. Nothing public of
+    a loop or a task says that this is meant.
+    """
 
     def __del__(self) -> None:
-        """Leaves out that it was still pending, which nobody could mend, if the loop is closed."""
         if not self.get_loop().is_closed():
             super().__del__()
 
@@ -144,10 +146,10 @@ class LoopLines(Router):
             self.renew()
             self.loop.call_soon(done, self.uncovered())
 
-    def write_now(self) -> None:
-        """Writes what is queued, as far as connections are up, before anything else of this turn may end the loop."""
+    async def write_now(self) -> None:
+        """Writes what is queued, as far as connections are up: in this very turn, since the loop may end after it."""
         for connection in list(self._connections.values()):
-            connection.write_now()
+            await connection.write_now()
 
     def to(self, node: Node) -> _Connection:
         """Returns the connection to a node, a new one if the last has ended."""
@@ -243,7 +245,6 @@ class _Connection:
         self._ticks = 0
         self._waking: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._written: asyncio.Task[None] | None = None
         # A connection is made by a pool, which knows its options, and never returns to it.
         self._pool = own_pool(lines.library, lines.client, node)
         self._own = self._pool.make_connection()
@@ -265,27 +266,10 @@ class _Connection:
             self._waking.set_result(None)
             self._waking = None
 
-    def write_now(self) -> None:
-        """Writes what is queued in this turn, in place of the task that writes in the next."""
-        if not self._queue or not self._writer or self.is_over or not self._own.is_connected:
-            return
-        if commands := self._wanted():
-            writing = self._own.send_packed_command(self._own.pack_commands(commands), check_health=False)
-            try:
-                waits_for = writing.send(None)
-            except StopIteration:
-                return
-            except Exception as error:
-                self.end(error)
-                return
-            # It is written, and waits for room in the system's buffer.
-            self._written = spawn(self._lines.loop, self._finish(_resumed(writing, waits_for)))
-
-    async def _finish(self, writing: Awaitable[None]) -> None:
-        try:
-            await writing
-        except Exception as error:
-            self.end(error)
+    async def write_now(self) -> None:
+        """Writes what is queued, in place of the task that writes in a later turn."""
+        if self._writer and not self.is_over and self._own.is_connected:
+            await self._write_queue()
 
     def _in_time(self, done: Done) -> Done:
         """Turns the answer to a probe into an error if it comes after one timeout, also while connecting."""
@@ -340,20 +324,22 @@ class _Connection:
                     await sentinel.disconnect()
 
     async def _write(self) -> None:
-        loop, own, due = self._lines.loop, self._own, self._due
-        try:
-            while True:
-                if not self._queue:
-                    self._waking = loop.create_future()
-                    await self._waking
-                    if not due:
-                        # The server may have closed it while it was idle. The reader notices in the next turns.
-                        await asyncio.sleep(0)
-                        await asyncio.sleep(0)
-                if commands := self._wanted():
-                    await own.send_packed_command(own.pack_commands(commands), check_health=False)
-        except Exception as error:
-            self.end(error)
+        while True:
+            if not self._queue:
+                self._waking = self._lines.loop.create_future()
+                await self._waking
+                if not self._due:
+                    # The server may have closed it while it was idle. The reader notices in the next turns.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+            await self._write_queue()
+
+    async def _write_queue(self) -> None:
+        if commands := self._wanted():
+            try:
+                await self._own.send_packed_command(self._own.pack_commands(commands), check_health=False)
+            except Exception as error:
+                self.end(error)
 
     def _wanted(self) -> list[Words]:
         """Returns what leaves now. A task that kept who waits for the reply would keep this connection open."""
@@ -393,19 +379,6 @@ class _Connection:
             self._lines.renew(self._node)
         for told in [done for _, done in due] + [done for _, done, _ in queue]:
             told(error or ClosedError("closed"))
-
-
-@coroutine
-def _resumed(begun: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, None, None]:
-    """Goes on with a coroutine that has begun outside of a task."""
-    with suppress(StopIteration):
-        while True:
-            try:
-                yield waits_for
-            except BaseException as error:
-                waits_for = begun.throw(error)
-            else:
-                waits_for = begun.send(None)
 
 
 def _close_in_loop(lines: LoopLines) -> None:

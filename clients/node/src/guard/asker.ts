@@ -1,14 +1,16 @@
 // Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
-import { type Asker, limiterOf } from "../lines/asker.js";
+import type { Sender } from "../lines/sender.js";
 import { checkedClock, type Clock, isError, isMistake, type Now } from "../commands/clock.js";
 import {
+  Commands,
   type Key,
   prefixed,
   probeOf,
   type RateLimiter,
   type Verdict,
   type Verdicts,
+  withClock,
   type Words,
 } from "../commands/commands.js";
 import { Keys } from "../keys/keys.js";
@@ -29,7 +31,7 @@ interface Outage {
   readonly key: Key;
 }
 
-export class Driver {
+export class Asker {
   /** Sends commands that decide on no request: if they fail, nothing follows. */
   readonly limiter: RateLimiter;
   readonly #keys: Keys;
@@ -42,12 +44,12 @@ export class Driver {
   /** The last time that the clock returned. */
   #lastMs = 0;
   readonly #alarm = new Alarm(
-    () => this.known(),
-    () => this.#carryOut(this.#keys.tick(this.known())),
+    () => this.nowMs(),
+    () => this.#carryOut(this.#keys.tick(this.nowMs())),
   );
 
   constructor(
-    readonly asker: Asker,
+    readonly sender: Sender,
     rememberMs: number,
     clock: Clock | Now | undefined,
     private readonly log: OnOutage,
@@ -55,15 +57,16 @@ export class Driver {
     /** The nodes that are away, by name. */
     private readonly outages = new Map<string, Outage>(),
   ) {
-    this.#keys = new Keys({ rememberMs, slotOf: this.asker.slotOf });
+    this.#keys = new Keys({ rememberMs, slotOf: this.sender.slotOf });
     this.#clock = clock && checkedClock(clock);
-    this.limiter = limiterOf(asker, clock);
-    this.#time = this.#clock ?? this.asker.clock ?? now;
+    const limiter = new Commands(sender.prefix, sender.send);
+    this.limiter = clock ? withClock(limiter, clock) : limiter;
+    this.#time = this.#clock ?? this.sender.clock ?? now;
   }
 
-  /** A driver that remembers no refusals. Each finds away what the other does. */
-  forgetful(): Driver {
-    return new Driver(this.asker, 0, this.#clock, this.log, this.onOutage, this.outages);
+  /** An asker that remembers no refusals. Each finds away what the other does. */
+  forgetful(): Asker {
+    return new Asker(this.sender, 0, this.#clock, this.log, this.onOutage, this.outages);
   }
 
   #now(): number {
@@ -80,8 +83,13 @@ export class Driver {
   }
 
   /** The time in whole milliseconds; if the clock fails, the last time that it returned. */
-  known(): number {
+  nowMs(): number {
     return Math.floor(this.#exact());
+  }
+
+  /** The clock by which it is decided, if it is not the server's. */
+  get clock(): Now | undefined {
+    return this.#clock ?? this.sender.clock;
   }
 
   /** Whether the time is a test's, which it may move: then no timer fires. */
@@ -131,7 +139,7 @@ export class Driver {
    * Rejects if a node is away.
    */
   async peek(shares: readonly Share[]): Promise<Verdict[][]> {
-    const commands = shares.map((share) => new Command(new Request([share]), {}).add(share));
+    const commands = shares.map((share) => new Command(new Request([share])).add(share));
     const reason = this.#reasons(commands).find((each) => each !== undefined);
     if (reason !== undefined) throw reason;
     const ask = ({ key, rules, cost }: Share) =>
@@ -144,7 +152,7 @@ export class Driver {
    * given back stays counted.
    */
   async giveBack(request: Request): Promise<void> {
-    const { commands } = this.#keys.giveBack(this.known(), request);
+    const { commands } = this.#keys.giveBack(this.nowMs(), request);
     await Promise.all(commands.map((command) => this.#send(command)));
   }
 
@@ -178,7 +186,7 @@ export class Driver {
 
   /** Waits for this, but no longer than the timeout. */
   async within(done: Promise<unknown>): Promise<void> {
-    await this.asker.ticks.within(done).catch(() => undefined);
+    await this.sender.ticks.within(done).catch(() => undefined);
   }
 
   #carryOut({ commands, answers }: Step): void {
@@ -199,8 +207,8 @@ export class Driver {
   #send(command: Command): Promise<void> {
     this.#due++;
     try {
-      const words = command.words(this.asker.prefix, this.#clock && this.#now());
-      return this.asker.send(words).then(
+      const words = command.words(this.sender.prefix, this.#clock && this.#now());
+      return this.sender.send(words).then(
         (reply) => this.#arrived(command, () => command.read(reply)),
         (error: unknown) => this.#arrived(command, () => this.#failed(words, error as Error)),
       );
@@ -228,7 +236,7 @@ export class Driver {
   }
 
   #nodeOf(key: Key): string {
-    return this.asker.nodeOf(key) ?? "";
+    return this.sender.nodeOf(key) ?? "";
   }
 
   #failed([, key = ""]: Words, error: Error): Error {
@@ -243,14 +251,14 @@ export class Driver {
 
   /** For each command the reason not to send it, if its node is away. One that only gives back is sent all the same. */
   #reasons(commands: readonly Command[]): (Error | undefined)[] {
-    const { prefix } = this.asker;
+    const { prefix } = this.sender;
     for (const outage of this.outages.values())
       if (this.#nodeOf(outage.key) !== outage.node) this.#end(outage);
     return commands.map((command) => {
       const [share] = command.shares;
       const outage = share && command.request && this.outages.get(this.#nodeOf(prefixed(prefix, share.key)));
       if (outage?.away.ask(now()) === "probe")
-        this.#probe(outage, probeOf(command.words(prefix, this.#clock && this.known())));
+        this.#probe(outage, probeOf(command.words(prefix, this.#clock && this.nowMs())));
       return outage?.reason;
     });
   }
@@ -274,7 +282,7 @@ export class Driver {
       if (away.probed(now(), isAnswered) === "ends") this.#end(outage);
       else if (isAnswered) probeAt(away.nextProbeMs ?? 0);
     };
-    const { send, ticks } = this.asker;
+    const { send, ticks } = this.sender;
     ticks.within(send(words)).then(
       () => probed(),
       (error: unknown) => probed(isAway(error as Error) ? (error as Error) : undefined),
