@@ -327,7 +327,7 @@ def test_threads_whose_timeouts_end_together_lose_no_turn(server: Server, raw: r
     with ThreadPoolExecutor(200) as pool:
         with paused(raw):
             late = [pool.submit(limiter.acquire, "bucket", "k", "1/1s", timeout=200) for _ in range(200)]
-            wait_for("all to ask", lambda: len(limiter._asking.here().lines._at_it) == 200)
+            wait_for("all to ask", lambda: len(limiter._asker.here().lines._at_it) == 200)
             clock.advance(200)
         assert not any(each.result().allowed for each in late)
     wait_for("turns that go back", lambda: calls(raw, "rl.bucket") == 401)
@@ -420,7 +420,7 @@ def test_of_a_log_one_thread_of_a_process_asks_and_the_others_stand_in_order_beh
             assert limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
             served.append(number)
 
-        queue = queue_of(limiter._asking.here().queues, None, "k")
+        queue = queue_of(limiter._asker.here().queues, None, "k")
         threads = [threading.Thread(target=waits, args=[number]) for number in range(30)]
         with paused(raw):
             for thread in threads:
@@ -484,7 +484,7 @@ def test_a_thread_that_is_interrupted_leaves_its_turn_to_the_next(server: Server
             interrupted = pool.submit(first)
             assert is_asleep.wait(PATIENCE)
             next_one = pool.submit(limiter.acquire, "log", "k", "1/1h")
-            queue = queue_of(limiter._asking.here().queues, None, "k")
+            queue = queue_of(limiter._asker.here().queues, None, "k")
             wait_for("the next to wait", lambda: queue.asleep)
             is_over.set()
             interrupted.result(PATIENCE)

@@ -20,7 +20,7 @@ from .test_local import Process, without_cost_of_one
 HISTORIES: list[Any] = table("histories.json")
 
 
-def verdict_of_line(line: Line, event: str, *arguments: Any) -> str:
+def course_of(line: Line, event: str, *arguments: Any) -> str:
     told: str = getattr(line, event)(*arguments)
     return told
 
@@ -70,7 +70,7 @@ def test_a_random_history_goes_as_it_went(index: int) -> None:
             assert process.happens(event) == (sends, event.get("answers", {})), event
     elif events := history.get("line"):
         line = Line()
-        assert [verdict_of_line(line, *event) for event in events] == history["verdicts"]
+        assert [course_of(line, *event) for event in events] == history["verdicts"]
     elif case := history.get("place"):
         place = Place(case["for_ms"], case["at"])
         for (event, *arguments), says, state, due in zip(

@@ -149,7 +149,7 @@ class Calls:
         """Gives back what is leased, and closes idle connections."""
         self.leases.close()
         self.guard.close()
-        self.limiter._asking.close_now(1)
+        self.limiter._asker.close_now(1)
 
     def check(self, raw: Any, as_of: list[Any]) -> None:
         self.end()
@@ -225,7 +225,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
         for each in threads:
             if each.ident is None:
                 each.start()
-        wait_for("one to have asked", lambda: leases._asking.here()._calls)
+        wait_for("one to have asked", lambda: leases._asker.here()._calls)
         assert not leases.take("k").limited
 
     machine: Any = memory._machines.here()
@@ -249,7 +249,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
 def test_who_knows_nodes_of_a_cluster_waits_for_no_other_thread_that_learns_them(raw_cluster: Any) -> None:
     limiter = RateLimiter(raw_cluster)
     assert limiter.acquire("log", "k", "5/h")
-    lines = limiter._asking.here().lines
+    lines = limiter._asker.here().lines
     lines.renewed = 0
     is_learning, is_over = threading.Event(), threading.Event()
 

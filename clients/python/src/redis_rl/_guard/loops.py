@@ -14,11 +14,11 @@ from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.loop import EachLoop, Loop, LoopLines, spawn
 from .._lines.own import Node
-from .asking import Asking
+from .asker import Asker
 from .outages import Outages
 
 
-class InLoop(Asking):
+class InLoop(Asker):
     """The keys of one event loop, and the connections on which it asks for them."""
 
     def __init__(

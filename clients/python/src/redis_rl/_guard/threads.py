@@ -19,10 +19,10 @@ from .._lines.beside import runs_threads
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
-from .._serial import Alarm, EachProcess, Serial
+from .._serial import EachProcess, Serial, Sleeper
 from .._time import monotonic
 from ..memory import decides_here
-from .asking import Asking
+from .asker import Asker
 from .outages import Outages
 
 # How long the end of an application waits for a server that says nothing.
@@ -40,7 +40,7 @@ class _AbandonedError(ConnectionError):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("__weakref__", "alarm", "answers", "commands", "is_alone", "is_over", "requests", "sent")
+    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "requests", "sent", "sleeper")
 
     def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False) -> None:
         """A call is alone if its requests have no lease or memory to share with others."""
@@ -51,11 +51,11 @@ class _Call:
         self.commands: deque[Command] = deque()
         self.sent: list[Command] = []
         # Of a thread that may sleep.
-        self.alarm: Alarm | None = None
+        self.sleeper: Sleeper | None = None
 
     def wake(self) -> None:
-        if self.alarm:
-            self.alarm.wake()
+        if self.sleeper:
+            self.sleeper.wake()
 
 
 class _HereLines:
@@ -86,7 +86,7 @@ class _HereLines:
         pass
 
 
-class InProcess(Asking):
+class InProcess(Asker):
     """The keys of one process, and the connections on which its threads ask for them.
 
     It has no thread, timer or event loop of its own. So a lease that is over goes back with the next request, by
@@ -278,10 +278,10 @@ class InProcess(Asking):
             self._carry_out(call)
             if len(call.answers) == len(call.requests):
                 return
-            if call.alarm is None:
+            if call.sleeper is None:
                 # From now on it is woken. What has come before is looked for once more.
-                call.alarm = Alarm()
-            elif not call.commands and not call.alarm.sleep(min(_LOOK_SECONDS, _LOST_SECONDS)):
+                call.sleeper = Sleeper()
+            elif not call.commands and not call.sleeper.sleep(min(_LOOK_SECONDS, _LOST_SECONDS)):
                 self._serial.catch_up()
                 if monotonic() > lost:
                     lost = monotonic() + _LOST_SECONDS
@@ -383,7 +383,7 @@ class InThreads(EachProcess[InProcess]):
         return self.made is not None and self.made.has_leases
 
 
-def new_asking(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
+def new_asker(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if decides_here(client) else where
     return where(
