@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl._guard.queue import queue_of
 from redis_rl.testing import Clock
 
+from .forwarder import forwarding
 from .servers import PATIENCE, Server, blocked, calls, paused, run, until, wait_for
 
 Acquire = Callable[..., Verdict]
@@ -305,6 +307,9 @@ limiter, times = RateLimiter(redis.Redis(port=int(sys.argv[1]))), []
 def waits():
     times.append(limiter.acquire("bucket", "k", "1/30ms").at)
 
+# However late they ask, no turn between them is free.
+for _ in range(20):
+    limiter.bucket("k", "1/30ms", within=60)
 all = [gevent.spawn(waits) for _ in range(60)]
 gevent.sleep(0.2)
 gevent.killall(all[20:43])
@@ -363,6 +368,23 @@ async def test_a_turn_that_comes_after_the_timeout_goes_back(server: Server, raw
         await until(lambda: calls(raw, "rl.bucket") == 3)
 
 
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_a_wait_that_is_told_when_less_is_left_of_the_timeout_is_not_waited_for(
+    server: Server, raw: redis.Redis, algorithm: Any
+) -> None:
+    clock = Slept()
+    with redis.Redis(port=server.port) as client, ThreadPoolExecutor() as pool:
+        limiter = RateLimiter(client, clock=clock, sleep=clock.sleep)
+        assert limiter.acquire(algorithm, "k", "1/s")
+        with paused(raw):
+            late = pool.submit(limiter.acquire, algorithm, "k", "1/s", timeout=1)
+            wait_for("it to ask", lambda: blocked(raw))
+            clock.advance(0.9)
+        told = late.result()
+    assert (told.limited, told.taken, clock.sleeps) == (True, 0, [])
+    assert limiter.peek("k", "1/s", at=clock() - 900).retry_after == timedelta(seconds=1)
+
+
 def test_a_cost_above_the_limit_asks_at_once_also_behind_others(server: Server, raw: redis.Redis) -> None:
     limiter = RateLimiter(raw, clock=Clock(), sleep=lambda _: time.sleep(60))
     assert limiter.acquire("log", "k", "1/h")
@@ -381,6 +403,36 @@ def test_a_thread_that_is_interrupted_gives_its_turn_back(raw: redis.Redis) -> N
     with pytest.raises(KeyboardInterrupt):
         limiter.acquire("bucket", "k", "1/10s")
     assert limiter.peek("k", "1/10s").retry_after == timedelta(seconds=10)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_what_is_on_its_way_to_a_thread_that_is_interrupted_goes_back_when_another_asks(
+    server: Server, raw: redis.Redis, algorithm: Any
+) -> None:
+    clock = Clock()
+    seen = RateLimiter(raw, clock=clock)
+
+    def interrupt(*_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        if seen.peek("k", "5/1h").remaining == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with forwarding(server.port, delay=0.4) as network, redis.Redis(port=network.port) as client:
+            limiter = RateLimiter(client, clock=clock)
+            assert limiter.acquire(algorithm, "k", "5/1h").remaining == 4
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(KeyboardInterrupt):
+                limiter.acquire(algorithm, "k", "5/1h")
+            assert seen.peek("k", "5/1h").remaining == 3
+            for _ in range(2):
+                assert limiter.acquire(algorithm, "other", "5/1h")
+            assert seen.peek("k", "5/1h").remaining == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_plain_call_takes_units_that_are_there_within_a_time(raw: redis.Redis) -> None:

@@ -149,8 +149,8 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         ``at``, to give the units back.
 
         Whoever is cancelled, or interrupted while it sleeps, takes nothing: its units go back as of their time, and of
-        a bucket those of its process who stand behind it move up. So do the units on their way to a task. What a thread
-        has asked for stays counted if the interruption comes before the reply.
+        a bucket those of its process who stand behind it move up. So do units that are on their way: those to a thread
+        when another one asks next. What a thread was sending, or was just handed out, stays counted.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)

@@ -73,9 +73,11 @@ class _HereLines:
     def node_of(self, key: Key) -> Node:
         return None
 
-    def exchange(self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None) -> list[Any]:
+    def exchange(
+        self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, **options: Any
+    ) -> list[Any]:
         replies: list[Any] = []
-        for _, words in commands:
+        for _key, words in commands:
             try:
                 replies.append(self._limiter.execute_command(*words))
             except Exception as error:
@@ -322,12 +324,18 @@ class InProcess(Asker):
             replies = [self._outages.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
-            told = self.lines.exchange([words[index] for index in to_send], timeout)
+            late = partial(self._late, call, [commands[index] for index in to_send])
+            told = self.lines.exchange([words[index] for index in to_send], timeout, late=late)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
                 if isinstance(reply, Exception) and is_away(reply):
                     self._outages.failed(reply, nodes[index], commands[index].shares[0])
         return replies
+
+    def _late(self, call: _Call, commands: Sequence[Command], index: int, reply: Any) -> None:
+        """A reply has come to a thread that was interrupted. What it was granted goes back."""
+        if (command := commands[index]).awaits_reply:
+            self._reply(call, self.now_ms_after(), command, command.read(reply))
 
     def _forget(self) -> None:
         """Drops all keys after an interruption halfway. Leases go back, and threads that wait are told an error."""
@@ -346,7 +354,7 @@ class InProcess(Asker):
         for request in call.requests:
             self._serial.bring(self._step_or_forget, self.keys.give_back, now_ms, request)
         for command in (*call.sent, *call.commands):
-            if command.awaits_reply:
+            if command.awaits_reply and not call.is_alone:
                 self._serial.bring(self._step_or_forget, self.keys.reply, now_ms, command, _AbandonedError())
         call.commands.clear()
         self._carry_out(call)
