@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import redis
 import redis.exceptions
+import valkey
 import valkey.exceptions
 
 from redis_rl._keys import Place
 from redis_rl._lines.away import Away
-from redis_rl._lines.errors import TABLE, is_away, state_of
+from redis_rl._lines.errors import TABLE, is_away, state_of, text_of
 from redis_rl._lines.line import Line
 
 from .test_cases import table
@@ -27,6 +28,18 @@ def course_of(line: Line, event: str, *arguments: Any) -> str:
 
 def test_errors_are_those_of_the_table_that_the_packages_share() -> None:
     assert [state._asdict() for state in TABLE] == table("errors.json")
+
+
+@pytest.mark.parametrize("library", [redis, valkey], ids=["redis", "valkey"])
+def test_the_codes_that_a_library_leaves_out_are_known(library: Any) -> None:
+    parsers = (library._parsers.BaseParser, library.cluster.ClusterParser)
+    classes: dict[str, Any] = {code: kind for each in parsers for code, kind in each.EXCEPTION_CLASSES.items()}
+    codes = {state.starts.split()[0] for state in TABLE} | {"MOVED", "ASK", "TRYAGAIN"}
+    left_out = {code: kind for code, kind in classes.items() if code in codes and isinstance(kind, type)}
+    assert len(left_out) > 8
+    # The text tells the two codes of an AuthenticationError apart: see below.
+    for code in left_out.keys() - {"NOAUTH"}:
+        assert text_of(left_out[code]("something")) == f"{code} something"
 
 
 @pytest.mark.parametrize("library", [redis.exceptions, valkey.exceptions])

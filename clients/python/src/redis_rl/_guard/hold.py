@@ -298,7 +298,7 @@ class AsyncHold(_Hold):
         if self:
             _renewals.here().forget(self)
             for request in self._end():
-                # Whoever is woken asks in a later turn, when this has been sent.
+                # Whoever is woken asks in a later iteration of the loop, when this has been sent.
                 self._freed()
                 await self._asker.release(request, CLOSE_SECONDS)
             if self._renewal:

@@ -76,7 +76,7 @@ class InLoop(Asker):
         for key, words, told in commands:
             self.lines.send(key, words, told)
         if not self._writing or self._writing.done():
-            # The loop may end in the turn after the next.
+            # The loop may end after its next iteration.
             self._writing = spawn(self._loop, self.lines.write_now())
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
@@ -97,7 +97,7 @@ class InLoop(Asker):
     async def release(self, request: Request, timeout: float) -> None:
         """Gives back, and waits for so many seconds at most until the server has it.
 
-        It is written in this very turn: a server that shuts down may end the process before the next.
+        It is written before the loop goes on: a server that shuts down may end the process then.
         """
         commands = self._tell(self.keys.give_back, self.now_ms(), request)
         await self.lines.write_now()

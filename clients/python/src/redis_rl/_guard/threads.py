@@ -105,7 +105,7 @@ class InProcess(Asker):
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, outages, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
-        # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
+        # Decides about requests that share nothing: it has no lease and remembers nothing, so any thread may use it.
         self._alone = Keys(0, slot_of=self.lines.slot_of)
         self._alone.close()
         self._serial = Serial()

@@ -255,7 +255,7 @@ class _Connections:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
         self._read_overdue()
         try:
-            connection = self._taken(patience)
+            connection = self._ready(patience)
         except self._failures as error:
             return error
         try:
@@ -320,7 +320,7 @@ class _Connections:
                 for index, reply in zip(indices, replies, strict=True):
                     late(index, reply)
 
-    def _taken(self, patience: _Patience) -> Any:
+    def _ready(self, patience: _Patience) -> Any:
         """Returns a connection that is up and on which no reply is due."""
         while True:
             try:
