@@ -93,7 +93,7 @@ class Calls:
         self.limiter = RateLimiter(client, clock=clock)
         self.leases = Leases(self.limiter, "log", (MANY, "1h"), units=50, ttl=3)
         self.guard = Guard(client, f"{MANY}/h", timeout=None, clock=clock, key=lambda _: "bob")
-        self.taken = self.leased = self.guarded = 0
+        self.taken = self.turns = self.leased = self.guarded = 0
 
     def take(self) -> None:
         self.taken += 1
@@ -102,6 +102,10 @@ class Calls:
     def acquire(self) -> None:
         self.taken += 1
         assert not self.limiter.acquire("log", "taken", (MANY, "1h"), timeout=1).limited
+
+    def have_turn(self) -> None:
+        self.turns += 1
+        assert not self.limiter.acquire("bucket", "turns", (MANY, "1h"), timeout=1).limited
 
     def lease(self) -> None:
         self.leased += 1
@@ -155,6 +159,7 @@ class Calls:
         self.end()
         for key, taken in (
             ("taken", self.taken),
+            ("turns", self.turns),
             ("leased", self.leased),
             ("requests:bob", self.guarded),
             ("held", 0),
@@ -170,7 +175,18 @@ class Request:
         self.remote_addr, self.path = "192.0.2.1", "/"
 
 
-CALLS = ["take", "acquire", "lease", "hold", "hold_by_guard", "end_generator", "settle", "give_back", "close"]
+CALLS = [
+    "take",
+    "acquire",
+    "have_turn",
+    "lease",
+    "hold",
+    "hold_by_guard",
+    "end_generator",
+    "settle",
+    "give_back",
+    "close",
+]
 
 
 @pytest.mark.parametrize("name", CALLS)

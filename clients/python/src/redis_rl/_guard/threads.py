@@ -1,4 +1,10 @@
-"""Carries out in the calling thread what :class:`Keys` decides: sends its commands and gives its answers."""
+"""Carries out in the calling thread what :class:`Keys` decides: sends its commands and gives its answers.
+
+Example: threads A and B take a unit of one leased key. A tells the keys, which say: send ``COST 11 PARTIAL``. A sends
+it, and waits for the reply. B tells the keys, which say nothing, since A's command is in flight: B sleeps. The reply
+comes, and A tells it to the keys. They say that A and B have a unit each, and lease the rest. A notes that in B's
+call, wakes B, and returns. If A is interrupted while it waits, it tells the keys an error, which B then raises.
+"""
 
 from __future__ import annotations
 
