@@ -8,7 +8,8 @@ Storages: beside the `limits` library's own Redis storage, for clients in a fixe
 calls, on one hot key and in a flood of refusals. The sides take turns in short rounds, so that what else the machine
 does falls on both; the rate is that of the median round. The CPU time is that of the server, for a decision.
 
-Requests: the CPU time of this process for a request through a `Guard`, beside a call by hand with the same fields.
+Requests: the CPU time of this process for a request through a `Guard`, beside a call by hand with the same fields, in
+blocks that take turns. `--gate` fails if a ratio is a tenth more than was recorded here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ LEASED_ROUNDS = 20
 DIRECT_DECISIONS, LEASED_DECISIONS = 2_000, 100_000
 HOT, FLOOD = 10**9, 100
 
-REQUESTS, REQUEST_ROUNDS = 500, 15
+REQUESTS, REQUEST_ROUNDS = 200, 60
+# The CPU time through a guard, in that of a call by hand.
+RECORDED = {"Flask, threads: 1": 1.42, "Flask, threads: 8": 1.45, "ASGI, at once: 1": 1.5, "ASGI, at once: 50": 0.85}
 REQUEST_QUOTA, REQUEST_POLICY = "1000000000/h", '"requests-1h";q=1000000000;w=3600'
 
 Run: TypeAlias = Callable[[list[str]], object]
@@ -58,12 +61,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The tables of benchmarks.md. Empties the servers.")
     parser.add_argument("url", help="of a server")
     parser.add_argument("--only", choices=tables, help="one table")
+    parser.add_argument("--gate", action="store_true", help="requests alone, compared with what was recorded")
     arguments = parser.parse_args()
     with redis.Redis.from_url(arguments.url) as client:
         client.flushall()
         info = client.info("server")
         name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
     print(f"{name}, Python {sys.version.split()[0]}, redis-py {redis.__version__}, limits {limits.__version__}")
+    if arguments.gate:
+        sys.exit(slower(print_requests(arguments)))
     for table in [arguments.only] if arguments.only else tables:
         print(flush=True)
         tables[table](arguments)
@@ -221,28 +227,41 @@ def cpu_seconds(server: redis.Redis) -> float:
 # Requests
 
 
-def print_requests(arguments: argparse.Namespace) -> None:
+def print_requests(arguments: argparse.Namespace) -> dict[str, float]:
+    """Prints microseconds by hand and through a guard. Returns the ratios."""
     url = arguments.url
-    sides = flask_bare(), flask_by_hand(url), flask_guarded(url)
-    for threads in (1, 8):
-        print_cpu(f"Flask, threads: {threads}", [partial(flask_requests, app, threads) for app in sides])
-    loop = asyncio.new_event_loop()
+    flasks, loop = (flask_by_hand(url), flask_guarded(url)), asyncio.new_event_loop()
     apps = asgi_by_hand(url), asgi.Guard(redis.asyncio.Redis.from_url(url), REQUEST_QUOTA, timeout=5).middleware(hello)
+    work: dict[str, list[Callable[[], object]]] = {
+        f"Flask, threads: {threads}": [partial(flask_requests, app, threads) for app in flasks] for threads in (1, 8)
+    }
     for at_once in (1, 50):
-        work = [lambda app=app, n=at_once: loop.run_until_complete(asgi_requests(app, n)) for app in apps]
-        print_cpu(f"ASGI, at once: {at_once}", work)
+        work[f"ASGI, at once: {at_once}"] = [
+            lambda app=app, n=at_once: loop.run_until_complete(asgi_requests(app, n))  # type: ignore[misc]
+            for app in apps
+        ]
+    return {row: print_cpu(row, sides) for row, sides in work.items()}
 
 
-def print_cpu(row: str, sides: Sequence[Callable[[], object]]) -> None:
-    """In microseconds, the last two beside each other."""
-    cpu: list[list[float]] = [[] for _ in sides]
-    for _ in range(REQUEST_ROUNDS + 1):
-        for side, of_side in zip(sides, cpu, strict=True):
+def print_cpu(row: str, sides: Sequence[Callable[[], object]]) -> float:
+    """Two sides in blocks that take turns: what else the machine does meanwhile falls on both of a pair."""
+    cpu: list[list[float]] = [[], []]
+    for number in range(REQUEST_ROUNDS + 1):
+        for side in (0, 1) if number % 2 else (1, 0):
             before = time.process_time()
-            side()
-            of_side.append((time.process_time() - before) / REQUESTS * 1e6)
-    told = [statistics.median(of_side[1:]) for of_side in cpu]
-    print_row(row, *(f"{each:.0f}" for each in told), f"{told[-1] / told[-2]:.2f}")
+            sides[side]()
+            cpu[side].append((time.process_time() - before) / REQUESTS * 1e6)
+    # The first block opens connections.
+    by_hand, guarded = (each[1:] for each in cpu)
+    ratio = statistics.median(b / a for a, b in zip(by_hand, guarded, strict=True))
+    print_row(row, f"{statistics.median(by_hand):.0f}", f"{statistics.median(guarded):.0f}", f"{ratio:.2f}")
+    return ratio
+
+
+def slower(ratios: dict[str, float]) -> str | None:
+    """What is a tenth more than was recorded."""
+    worse = [row for row, ratio in ratios.items() if ratio > RECORDED[row] * 1.1]
+    return f"slower than recorded: {', '.join(worse)}" if worse else None
 
 
 def flask_bare() -> Flask:

@@ -103,7 +103,9 @@ test("a reply costs what it used, also if the client hangs up, and holds a place
 test("while Redis is away streams and replies go on without places", async () => {
   const source = new Source();
   source.told.push("hello", "end");
-  const away = { send: () => Promise.reject(new Error("away")) };
+  const away = Object.assign(new MemoryLimiter(), {
+    send: () => Promise.reject(new Error("away")),
+  });
   for (const [path, body, app] of [
     ["/events", undefined, events(away, (signal) => source.listen(signal))],
     ["/replies", "what", gateway(away, (_, signal) => source.listen(signal))],

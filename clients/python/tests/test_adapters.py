@@ -194,16 +194,20 @@ def app(server: Server) -> Iterator[tuple[flask.Flask, Any]]:
     guard.close()
 
 
-def test_a_blueprint_of_flask_is_one_limit(app: tuple[flask.Flask, Any], raw: redis.Redis) -> None:
+def test_a_policy_on_a_blueprint_of_flask_is_one_limit_and_a_text_one_of_each_route(
+    app: tuple[flask.Flask, Any], raw: redis.Redis
+) -> None:
     site, guard = app
-    shop = flask.Blueprint("shop", __name__, url_prefix="/shop")
-    shop.before_request(guard.limit("2/h"))
-    shop.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
-    shop.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
-    site.register_blueprint(shop)
+    for name, policies in ("shop", Policy("all", "1/h")), ("club", "1/h"):
+        part = flask.Blueprint(name, __name__, url_prefix=f"/{name}")
+        part.before_request(guard.limit(policies))
+        part.add_url_rule("/a", view_func=lambda: "a", endpoint="a")
+        part.add_url_rule("/b", view_func=lambda: "b", endpoint="b")
+        site.register_blueprint(part)
     client = site.test_client()
-    assert [client.get(path).status_code for path in ("/shop/a", "/shop/b", "/shop/a")] == [200, 200, 429]
-    assert set(raw.keys()) == {"requests:{127.0.0.1}", "/shop:{127.0.0.1}"}
+    assert [client.get(f"/shop/{path}").status_code for path in "ab"] == [200, 429]
+    assert [client.get(f"/club/{path}").status_code for path in "aba"] == [200, 200, 429]
+    assert set(raw.keys()) == {f"{name}:{{127.0.0.1}}" for name in ("requests", "all", "GET /club/a", "GET /club/b")}
 
 
 def test_a_limit_above_the_decorator_of_its_route_of_flask_is_an_error(app: tuple[flask.Flask, Any]) -> None:

@@ -344,7 +344,7 @@ async def test_two_policies_of_one_stored_key_are_an_error_that_names_both(serve
             with pytest.raises(ValueError, match="the policies a and a:b of a request count in one key, a:b:c"):
                 await guard.take(SCOPE)
         # One after the other, too.
-        state = dict(SCOPE)
+        state, guard = dict(SCOPE), Guard(client, timeout=PATIENT)
         Visit(Shown(), state)
         await guard.take(state, a)
         with pytest.raises(ValueError, match="count in one key"):

@@ -15,9 +15,15 @@ from typing import Any
 
 import httpx2
 import pytest
+import redis
 from django.conf import settings
 from starlette.testclient import TestClient
+from werkzeug import Request, Response
+from werkzeug.test import Client
 
+from redis_rl.http import Policy
+
+from .guards import PATIENT
 from .servers import Server
 
 PACKAGE = Path(__file__).parents[1]
@@ -115,7 +121,16 @@ def test_the_service_of_the_readme_limits_everybody_plans_and_routes(server: Ser
 def test_the_code_of_the_adapters_runs(server: Server) -> None:
     if not settings.configured:
         settings.configure()
-    run(ADAPTERS, server, prints=0)
+    kind = run(ADAPTERS, server, prints=0)["WerkzeugGuard"]
+    # The guard of another framework.
+    guard = kind(redis.Redis(port=server.port), "9/h", timeout=PATIENT)
+    limited = guard.limit(Policy("search", "1/h"))(lambda request: Response("found", headers={"vary": "origin"}))
+    site = Client(Request.application(guard.middleware(limited)))
+    first, second = site.get("/"), site.get("/")
+    assert (first.status_code, first.text) == (200, "found")
+    assert first.headers["ratelimit"] == '"requests-1h";r=8;t=3600, "search-1h";r=0;t=3600'
+    assert (second.status_code, (second.json or {})["violated-policies"]) == (429, ["search-1h"])
+    guard.close()
 
 
 def test_the_recipes_for_tests_and_pipelines_run(server: Server) -> None:

@@ -1,4 +1,4 @@
-// rl_acquire on a `Redis` is back within a second after a failover that keeps connections, which then lead to a replica.
+// Waiting is back within a second after a failover that keeps connections, which then lead to a replica.
 //
 // with: redis-rl-client --features leases; redis@1; tokio@1 --features full
 // ci
@@ -9,7 +9,7 @@
 #[path = "../lib/http.rs"]
 mod http;
 
-use redis_rl_client::{Acquire, Algorithm, Quota, Redis, RlAsyncCommands};
+use redis_rl_client::{Acquire, Algorithm, Quota};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -51,10 +51,9 @@ async fn main() {
     call(second, "PING");
     let master = Arc::new(AtomicU16::new(first));
     let client = redis::Client::open(format!("redis://127.0.0.1:{}", forward(master.clone()))).unwrap();
-    let mut redis = Redis::from(client);
-    let mut acquire = async || {
-        let acquire = Acquire::cost(1).timeout(Duration::from_secs(1));
-        let verdict = redis.rl_acquire(Algorithm::Bucket, "mail", Quota::per_second(100), acquire).await;
+    let mails = Acquire::new(client, Algorithm::Bucket, Quota::per_second(100)).timeout(Duration::from_secs(1));
+    let acquire = async || {
+        let verdict = mails.take("mail", 1).await;
         verdict.map_or_else(|error| error.code().unwrap_or("no reply").to_owned(), |_| "allowed".to_owned())
     };
     println!("{}", acquire().await);

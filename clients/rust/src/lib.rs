@@ -3,7 +3,6 @@
 //!
 //! - [`RlCommands`] and [`RlAsyncCommands`] add the commands to every connection, cluster connections too.
 //! - [`Quotas`] reads them from text such as `5/10s, 100/h`.
-//! - [`Acquire`] waits until units are allowed.
 //! - [`cmd`] builds the commands, for pipelines and scripts.
 //! - [`Verdict`], [`Verdicts`] and [`Info`] are the replies.
 #![cfg_attr(feature = "memory", doc = "- [`MemoryLimiter`] runs them in this process, without a server.")]
@@ -11,6 +10,7 @@
     feature = "leases",
     doc = "- [`Leases`] decides most requests for hot keys and floods without asking the server."
 )]
+#![cfg_attr(feature = "leases", doc = "- [`Acquire`] waits until units are allowed.")]
 #![cfg_attr(feature = "leases", doc = "- [`Places`] limits how many blocks of code are at work at once.")]
 #![cfg_attr(
     feature = "leases",
@@ -52,16 +52,16 @@ pub mod web;
 #[cfg_attr(docsrs, doc(cfg(any(feature = "tokio-comp", feature = "smol-comp"))))]
 pub use commands::RlAsyncCommands;
 pub use commands::{
-    Acquire, Algorithm, All, Clock, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, Verdicts,
-    WindowInfo, cmd,
+    Algorithm, All, Clock, Info, Invalid, Quota, Quotas, RlCommands, Take, Verdict, Verdicts, WindowInfo, cmd,
 };
 #[cfg(feature = "leases")]
-pub use guard::{Hold, Leases, Places};
+pub use guard::{Acquire, Hold, Leases, Places};
 #[cfg(feature = "leases")]
 pub use lines::Redis;
 #[cfg(feature = "memory")]
 pub use memory::MemoryLimiter;
 
+#[cfg(feature = "memory")]
 fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -137,15 +137,13 @@ where
 {
     let three = Quota::per_hour(3);
     let leases = Leases::new(redis.clone(), Algorithm::Sliding, [three]).units(1);
+    let acquire = Acquire::new(redis.clone(), Algorithm::Bucket, three).timeout(Duration::from_secs(1));
     let guard = Guard::new(redis, [policy("a", "3/h"), policy("b", "100/h")]).expect("policies");
     for request in 0..4 {
         let is_allowed = request < 3;
         let verdict = connection.rl_log("{x}direct", three, 1).await.expect("a verdict");
         assert_eq!(verdict.limited, !is_allowed);
-        let once = Acquire::cost(1).timeout(Duration::ZERO);
-        let verdict =
-            connection.rl_acquire(Algorithm::Fixed, "acquired", three, once).await.expect("a verdict");
-        assert_eq!(verdict.limited, !is_allowed);
+        assert_eq!(acquire.take("acquired", 1).await.expect("a verdict").limited, !is_allowed);
         let all =
             All::new().key("{x}all", Algorithm::Log, three, 1).key("{x}others", Algorithm::Log, HOURLY, 1);
         assert_eq!(connection.rl_all(&all).await.expect("a decision").limited, !is_allowed);

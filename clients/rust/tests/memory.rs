@@ -82,14 +82,11 @@ async fn waiting_by_its_time_takes_no_time() {
     for is_blocking in [true, false] {
         let (mut waiting, clock) = memory();
         let sleeper = clock.clone();
-        let acquire = Acquire::cost(2).clock(clock.clone()).sleep(move |pause| sleeper.advance(pause));
+        let acquire = Acquire::new(waiting.clone(), Algorithm::Log, TWO_A_MINUTE);
+        let acquire = acquire.clock(clock.clone()).sleep(move |pause| sleeper.advance(pause));
         for _ in 0..2 {
-            let verdict = if is_blocking {
-                RlCommands::rl_acquire(&mut waiting, Algorithm::Log, "a", TWO_A_MINUTE, acquire.clone())
-            } else {
-                let acquire = acquire.clone();
-                RlAsyncCommands::rl_acquire(&mut waiting, Algorithm::Log, "a", TWO_A_MINUTE, acquire).await
-            };
+            let verdict =
+                if is_blocking { acquire.blocking_take("a", 2) } else { acquire.take("a", 2).await };
             assert!(!verdict.expect("a verdict").limited);
         }
         assert_eq!(clock.now(), noon() + Duration::from_secs(60));

@@ -48,7 +48,6 @@ async fn call_all_async<C: RlAsyncCommands + Clone + 'static>(mut connection: C)
     for command in commands() {
         let _: Value = command.query_async(&mut connection).await.expect("the right");
     }
-    connection.rl_acquire(Algorithm::Log, "limit:log", HOURLY, 1).await.expect("a verdict");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use redis_rl_client::web::{Fail, Guard};
-use redis_rl_client::{Acquire, Algorithm, Leases, MemoryLimiter, Places, Quota, RlAsyncCommands};
+use redis_rl_client::{Acquire, Algorithm, Leases, MemoryLimiter, Places, Quota};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::limits::policy;
@@ -102,9 +102,8 @@ async fn acquire_limits() {
     for &algorithm in Algorithm::EVERY {
         let memory = MemoryLimiter::new();
         let acquire = async |timeout| {
-            let acquire = Acquire::cost(1).timeout(timeout);
-            let mut memory = memory.clone();
-            let verdict = memory.rl_acquire(algorithm, "key", Quota::per_day(2), acquire).await;
+            let acquire = Acquire::new(memory.clone(), algorithm, Quota::per_day(2)).timeout(timeout);
+            let verdict = acquire.take("key", 1).await;
             verdict.map(|verdict| verdict.limited).map_err(|error| error.to_string())
         };
         for (timeout, is_limited) in [(Duration::ZERO, false), (2 * DAY, false), (Duration::ZERO, true)] {

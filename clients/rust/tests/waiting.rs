@@ -1,5 +1,8 @@
-//! The cases of giving way that all packages share.
+//! The cases of waiting that all packages share.
 
+use std::time::Duration;
+
+use redis_rl_client::keys::turns::{Says, Turn, Turns};
 use redis_rl_client::keys::way::{Does, Way};
 use serde::Deserialize;
 
@@ -7,13 +10,69 @@ use crate::server;
 
 #[derive(Deserialize)]
 struct Table {
-    ways: Vec<Case>,
+    turns: Vec<Case<TurnStep>>,
+    ways: Vec<Case<Step>>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct Case<S> {
     name: String,
-    steps: Vec<Step>,
+    steps: Vec<S>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TurnStep {
+    at: u64,
+    event: String,
+    who: Option<String>,
+    until: u64,
+    due: u64,
+    back: bool,
+    says: Said,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+struct Said {
+    asks: bool,
+    late: bool,
+    served: Vec<(String, u64)>,
+    back: Vec<u64>,
+}
+
+#[test]
+fn turns_are_those_of_all_packages() {
+    let table: Table = server::table("waiting");
+    assert!(table.turns.len() >= 10);
+    let ms = Duration::from_millis;
+    for Case { name, steps } in table.turns {
+        let (mut turns, mut back) = (Turns::default(), Vec::new());
+        for step in steps {
+            let (now, until) = (ms(step.at), ms(step.until));
+            let who = || step.who.clone().expect("somebody");
+            let says: Says<String, ()> = match step.event.as_str() {
+                "asks" => turns.asks(now, who(), until),
+                "told" => turns.told(now, Turn::new(ms(step.due), ()), step.who.clone(), until),
+                "refused" => turns.refused(now),
+                "leaves" => turns.leaves(now, &who()),
+                "returned" => {
+                    let index = back.iter().position(|turn: &Turn<()>| turn.due == ms(step.due));
+                    turns.returned(now, back.remove(index.expect("it is on its way")), step.back)
+                }
+                _ => turns.tick(now),
+            };
+            let due_ms = |turn: &Turn<()>| turn.due.as_millis() as u64;
+            let said = Said {
+                asks: says.asks,
+                late: says.late,
+                served: says.served.iter().map(|(who, turn)| (who.clone(), due_ms(turn))).collect(),
+                back: says.back.iter().map(due_ms).collect(),
+            };
+            assert_eq!(said, step.says, "{name}, at {}", step.at);
+            back.extend(says.back);
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]

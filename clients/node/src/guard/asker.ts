@@ -1,14 +1,16 @@
 // Drives `Keys`: sends its commands, passes on its answers, and tells it the time.
 
-import { type Sender, limiterOf } from "../lines/sender.js";
+import type { Sender } from "../lines/sender.js";
 import { checkedClock, type Clock, isError, isMistake, type Now } from "../commands/clock.js";
 import {
+  Commands,
   type Key,
   prefixed,
   probeOf,
   type RateLimiter,
   type Verdict,
   type Verdicts,
+  withClock,
   type Words,
 } from "../commands/commands.js";
 import { Keys } from "../keys/keys.js";
@@ -57,11 +59,12 @@ export class Asker {
   ) {
     this.#keys = new Keys({ rememberMs, slotOf: this.sender.slotOf });
     this.#clock = clock && checkedClock(clock);
-    this.limiter = limiterOf(sender, clock);
+    const limiter = new Commands(sender.prefix, sender.send);
+    this.limiter = clock ? withClock(limiter, clock) : limiter;
     this.#time = this.#clock ?? this.sender.clock ?? now;
   }
 
-  /** A asker that remembers no refusals. Each finds away what the other does. */
+  /** An asker that remembers no refusals. Each finds away what the other does. */
   forgetful(): Asker {
     return new Asker(this.sender, 0, this.#clock, this.log, this.onOutage, this.outages);
   }
@@ -82,6 +85,11 @@ export class Asker {
   /** The time in whole milliseconds; if the clock fails, the last time that it returned. */
   nowMs(): number {
     return Math.floor(this.#exact());
+  }
+
+  /** The clock by which it is decided, if it is not the server's. */
+  get clock(): Now | undefined {
+    return this.#clock ?? this.sender.clock;
   }
 
   /** Whether the time is a test's, which it may move: then no timer fires. */
@@ -131,7 +139,7 @@ export class Asker {
    * Rejects if a node is away.
    */
   async peek(shares: readonly Share[]): Promise<Verdict[][]> {
-    const commands = shares.map((share) => new Command(new Request([share]), {}).add(share));
+    const commands = shares.map((share) => new Command(new Request([share])).add(share));
     const reason = this.#reasons(commands).find((each) => each !== undefined);
     if (reason !== undefined) throw reason;
     const ask = ({ key, rules, cost }: Share) =>

@@ -7,11 +7,11 @@ import { refusalOf, refuses, Rules } from "../keys/rules.js";
 import type { Asker } from "./asker.js";
 import type { PolicyShare } from "./policy.js";
 
-/** Shares that were asked for together. */
-interface Part {
-  readonly asker: Asker;
+/** Shares that are asked for together: the policies of a step, or one with `dryRun`. */
+export interface Part {
+  asker: Asker;
   readonly shares: readonly PolicyShare[];
-  readonly asked: Request;
+  asked: Request;
 }
 
 /** Blocks whom policies refuse by their own quotas, and changes the answer to what follows. */
@@ -22,7 +22,7 @@ export async function block({ asker, shares, asked }: Part, answer: Answer): Pro
 }
 
 /**
- * The rows as they are for whom is blocked: all quotas of the policy refuse until the block ends. With a asker, who is
+ * The rows as they are for whom is blocked: all quotas of the policy refuse until the block ends. With an asker, who is
  * refused is blocked first.
  *
  * The block is the last quota of the policy's key. It refuses once it is filled, by one command, and leaves its window at

@@ -2,10 +2,10 @@
 
 import { inspect } from "node:util";
 import { senderOf, type Client } from "../lines/sender.js";
-import { checkedClock, type ClockOption, isError, isMistake } from "../commands/clock.js";
+import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
-import { block, blocked } from "./block.js";
+import { block, blocked, type Part } from "./block.js";
 import { Asker } from "./asker.js";
 import {
   AWAY,
@@ -38,7 +38,6 @@ import {
   PolicySet,
   type Setting,
   units,
-  UNKNOWN_ROUTE,
   unnamed,
 } from "./policy.js";
 import { time } from "../commands/quota.js";
@@ -107,13 +106,6 @@ export interface Framework<R, S> {
   tell(response: S, fields: Fields): void;
   /** The response of a request, where the framework links to it. */
   responseOf?(request: R): S | undefined;
-}
-
-/** What is asked for together: the policies of a step, or one with `dryRun`. */
-interface Part {
-  asker: Asker;
-  readonly shares: readonly PolicyShare[];
-  asked: Asked;
 }
 
 /** A policy that a request has met once or several times. */
@@ -196,15 +188,17 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     // put in braces, as it could direct all load to one node.
     const ofClient = (request: R) =>
       whoIn(request) ?? `{${clientAddress(this.framework.addressOf(request))}}`;
-    const sender = senderOf(client, timeoutMs);
-    const now = clock === undefined ? (sender.clock ?? (() => Date.now())) : checkedClock(clock);
+    const log = outageLog(MEANWHILE[fail], logger);
+    time("rememberMs", rememberMs);
+    this.#asker = new Asker(senderOf(client, timeoutMs), rememberMs, clock, log, onOutage);
+    const now = this.#asker.clock ?? (() => Date.now());
     this.#setting = { whoOf: key ?? ofClient, prefix, shown: { fields, on: fieldsOn, now } };
     this.#own = new PolicySet(policies, this.#setting);
     this.#taken = new PolicySet<R>(() => undefined, this.#setting);
-    time("rememberMs", rememberMs);
-    this.#asker = new Asker(sender, rememberMs, clock, outageLog(MEANWHILE[fail], logger), onOutage);
-    const local = () => senderOf(new MemoryLimiter({ clock }), timeoutMs);
-    if (fail === "local") this.#local = new Asker(local(), rememberMs, undefined, () => {});
+    if (fail === "local") {
+      const memory = senderOf(new MemoryLimiter({ clock }), timeoutMs);
+      this.#local = new Asker(memory, rememberMs, undefined, () => {});
+    }
     this.#places = new Places(this.#asker.forgetful());
     this.#localPlaces = this.#local && new Places(this.#local.forgetful());
     this.middleware = this.whole(this.handler(this.#own));
@@ -416,7 +410,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
     const name = isNamed ? undefined : this.framework.routeOf(request);
-    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
+    if (!isNamed && name === undefined) throw unnamed(policies, `guard.${method}(request, `);
     const set = policies === undefined ? this.#own : this.#taken;
     return [set, await set.shares(request, policies, name, cost)];
   }

@@ -8,7 +8,8 @@ import { Asker, onAbort } from "./asker.js";
 import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
-import { nameOf } from "../keys/keys.js";
+import { MAX_KEYS, nameOf } from "../keys/keys.js";
+import { Recent } from "../commands/recent.js";
 import { Way } from "../keys/way.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
@@ -244,9 +245,7 @@ export class Places {
       new Places(new Asker(senderOf(client, TIMEOUT_MS), 0, clock, outageLog("places are not taken"))),
   );
   readonly #held = new Set<HeldPlace>();
-  readonly #queues = new Map<string, PlaceQueue>();
-  /** With so many queues, those that are not in use are forgotten. */
-  #mostQueues = 1000;
+  readonly #queues = new Recent<PlaceQueue>(MAX_KEYS);
   readonly #alarm = new Alarm(
     () => this.asker.nowMs(),
     () => this.#tick(),
@@ -270,13 +269,7 @@ export class Places {
   queueOf(wanted: Wanted): PlaceQueue {
     const name = nameOf(wanted.taking, wanted.key);
     const queue = this.#queues.get(name) ?? new PlaceQueue(this, wanted);
-    this.#queues.set(name, queue);
-    if (this.#queues.size > this.#mostQueues) {
-      for (const [name, { size, held }] of this.#queues)
-        if (size + held.size === 0) this.#queues.delete(name);
-      this.#queues.set(name, queue);
-      this.#mostQueues = Math.max(1000, 2 * this.#queues.size);
-    }
+    this.#queues.put(name, queue);
     return queue;
   }
 

@@ -19,10 +19,23 @@ import { checkedQuotas, type Quotas, time, whole } from "../commands/quota.js";
 /** How long a lease lasts by default, in milliseconds. */
 export const LEASE_MS = 100;
 
-/** What the log says that follows while Redis is away, where nobody else is told. */
-export const NOT_DECIDED = "requests are not decided";
+/** Options where a request fails while Redis is away. */
+export interface AskingOptions extends ClockOption {
+  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
+  timeoutMs?: number | undefined;
+  /** What warnings are written to; `console` if left out. */
+  logger?: Logger | undefined;
+}
 
-export interface LeaseOptions extends ClockOption {
+/** Asks by these options. */
+export function askerFor(client: Client, rememberMs: number, options: AskingOptions): Asker {
+  const { timeoutMs = 1000, clock, logger } = options;
+  time("rememberMs", rememberMs);
+  const log = outageLog("requests are not decided", logger);
+  return new Asker(senderOf(client, timeoutMs), rememberMs, clock, log);
+}
+
+export interface LeaseOptions extends AskingOptions {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
   /** `log` if left out. */
@@ -39,10 +52,6 @@ export interface LeaseOptions extends ClockOption {
   ttlMs?: number | undefined;
   /** Milliseconds for which a refusal may be repeated without asking Redis; 1000 if left out, and with 0 never. */
   rememberMs?: number | undefined;
-  /** Milliseconds that Redis may take to answer before a request fails; 1000 if left out. */
-  timeoutMs?: number | undefined;
-  /** What warnings are written to; `console` if left out. */
-  logger?: Logger | undefined;
 }
 
 /** A limiter for keys with many requests, allowed or refused. */
@@ -68,9 +77,7 @@ export function leases(client: Client, options: LeaseOptions): Leases {
     units,
     ttlMs = LEASE_MS,
     rememberMs = 1000,
-    timeoutMs = 1000,
-    clock,
-    logger,
+    ...others
   } = checkedOptions("leases", OPTIONS.leases, options);
   const list = checkedQuotas(quotas, checkedAlgorithm(algorithm) === "fixed");
   const most = whole(
@@ -78,9 +85,7 @@ export function leases(client: Client, options: LeaseOptions): Leases {
     units ?? Math.floor(Math.min(...list.map(([limit]) => limit)) / 100),
   );
   const rules = new Rules(algorithm, list, time("ttlMs", ttlMs, 1), most);
-  time("rememberMs", rememberMs);
-  const log = outageLog(NOT_DECIDED, logger);
-  const asker = new Asker(senderOf(client, timeoutMs), rememberMs, clock, log);
+  const asker = askerFor(client, rememberMs, others);
   return {
     async take(key, options = {}) {
       const { cost = 1 } = checkedOptions("take", OPTIONS.take, options);

@@ -1,6 +1,6 @@
 // What commands are sent through: connections made from a client of Redis, or a limiter in memory.
 
-import { after, checkedClock, type Clock, type ClockOption, isClock, type Now } from "../commands/clock.js";
+import { after, checkedClock, type ClockOption, isClock, type Now } from "../commands/clock.js";
 import { Commands, type Key, type RateLimiter, withClock, type Words } from "../commands/commands.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
@@ -43,7 +43,8 @@ export function senderOf(client: Client, timeoutMs: number): Sender {
       clock: checkedClock(client.now),
       after: (ms, call) => client.after(ms, call),
     };
-  return { ...connectionsOf(checkedClient(client), ticks), after };
+  const { prefix, slotOf, nodeOf, send, ticks: shared } = connectionsOf(checkedClient(client), ticks);
+  return { prefix, slotOf, nodeOf, send, ticks: shared, after };
 }
 
 function isInMemory(client: Client): client is InMemory {
@@ -77,10 +78,4 @@ function plain(client: Client): RateLimiter {
   // The module `rl` of node-redis knows the client's prefix in every case.
   const { rl } = client as { rl?: RateLimiter };
   return rl ?? new Commands(source.prefix, source.call);
-}
-
-/** A limiter whose commands are sent by this sender. */
-export function limiterOf({ send, prefix }: Sender, clock?: Clock | Now): RateLimiter {
-  const limiter = new Commands(prefix, send);
-  return clock === undefined ? limiter : withClock(limiter, clock);
 }

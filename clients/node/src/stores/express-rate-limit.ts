@@ -104,7 +104,7 @@ export class RateLimitStore {
   async resetKey(key: string): Promise<void> {
     // Giving back all units needs no right to DEL, which an application may lack. With a clock that was set back, units
     // counted at a later time would stay counted; such a key is deleted instead.
-    if (this.#store.clock === undefined) await this.#take(key, -MAX_LIMIT);
+    if (this.#store.asker.clock === undefined) await this.#take(key, -MAX_LIMIT);
     else await this.#store.asker.limiter.reset(this.prefix + key);
     this.#store.asker.forget(this.#share(key));
   }
@@ -132,7 +132,7 @@ export class RateLimitStore {
     const [[limit, window]] = this.#rules.quotas as [Quota];
     // A limit of 0 never allows a request, but the middleware needs a time.
     const ms = limited ? (retryAfterMs ?? milliseconds(window)) : resetAfterMs;
-    const resetTime = new Date((this.#store.clock ?? Date.now)() + ms);
+    const resetTime = new Date((this.#store.asker.clock ?? Date.now)() + ms);
     return { totalHits: limit + (limited ? 1 : -remaining), resetTime };
   }
 }

@@ -45,7 +45,6 @@ class Refused(web.HTTPException):
     status_code = 429
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__()
         self.set_status(decision.status)
         self.decision = decision

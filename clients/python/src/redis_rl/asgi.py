@@ -84,7 +84,6 @@ class Refused(HTTPException):
     """A route's limit refuses, or no place is free. The guard answers, whatever an exception handler makes of this."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has the status and the fields of the answer, for exception handlers of the application."""
         # Without a detail, Starlette would name the status in its own words.
         super().__init__(decision.status, "Quota Exceeded", dict(decision.fields))
         self.decision = decision
@@ -166,10 +165,13 @@ class Guard(AsyncGuard):
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
         known = limit.known.get((id(route), mount))
-        if not known:
-            known = (route, _name(request, route, mount))
-            limit.known[id(route), mount] = known
-        return known[1]
+        if known:
+            return known[1]
+        name = _name(request, route, mount)
+        if name:
+            # A client may write any mount that has no name.
+            limit.known[id(route), mount] = (route, name)
+        return name
 
 
 class Route(Limit):
@@ -182,7 +184,6 @@ class Route(Limit):
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
         middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
-        """Is made by :meth:`Guard.limit`."""
         super().__init__(routes, policies)
         self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.

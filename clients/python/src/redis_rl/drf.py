@@ -1,7 +1,7 @@
-"""Throttles for Django REST framework, each request one command, tiers included.
+"""Throttles for Django REST framework, each request one command, also of several quotas.
 
 They take the place of those of ``rest_framework.throttling`` and read the same settings; ``settings.REDIS_RL`` has the
-``URL`` and what else they need. A rate may have several tiers, and a window of several units: ``5/s, 100/10min``.
+``URL`` and what else they need. A rate may have several quotas, and a window of several units: ``5/s, 100/10min``.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         if rate is None:
             return None, None
         try:
-            self.tiers = http.Policy("rate", rate, algorithm=self.algorithm).quotas
+            self.quotas = http.Policy("rate", rate, algorithm=self.algorithm).quotas
         except ValueError as error:
             raise ImproperlyConfigured(f"{rate!r}: {error}") from error
         # SimpleRateThrottle keeps these as num_requests and duration.
-        limit, window = self.tiers[0]
+        limit, window = self.quotas[0]
         return limit, int(timedelta_of(window).total_seconds())
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Takes units from all tiers, or from none."""
+        """Takes units of all quotas, or of none."""
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return True
         limiter = self.limiter or _limiter_of_settings()
         wire.check_cost(cost := self.get_cost(request, view))
-        rules = Rules.of(self.algorithm, self.tiers, http.LEASE_MS, self.lease)
+        rules = Rules.of(self.algorithm, self.quotas, http.LEASE_MS, self.lease)
         try:
             verdict = _asker(limiter, self.remember).here().take(key, rules, cost)
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from flask import Flask, Request, Response, current_app, request
 from werkzeug.exceptions import HTTPException
@@ -40,7 +40,6 @@ class Refused(HTTPException):
     """No place is free. The guard answers, whatever an error handler makes of this."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded", _response(decision))
         self.code, self.decision = decision.status, decision
 
@@ -58,11 +57,11 @@ class Guard(SyncGuard):
 
     def _before(self) -> Response | None:
         self._check(views := current_app.view_functions, views.values)
-        if _is_answered_by_flask():
-            self._open(request)
+        asked = _own(request)
+        if _is_answered_by_flask(asked):
+            self._open(asked)
             return None
-        view = views.get(request.endpoint or "")
-        return _response(run(self._begin(request, limits_of(view))).refusal)
+        return _response(run(self._begin(asked, limits_of(views.get(asked.endpoint or "")))).refusal)
 
     def _after(self, response: Response) -> Response:
         visit: Visit | None = request.environ.get(VISIT)
@@ -84,7 +83,8 @@ class Guard(SyncGuard):
         limit = Limit(self._routes, policies)
 
         def refusal() -> Response | None:
-            return None if _is_answered_by_flask() else _response(run(self._take_route(limit, request)))
+            asked = _own(request)
+            return None if _is_answered_by_flask(asked) else _response(run(self._take_route(limit, asked)))
 
         def decorate(view: Any = None) -> Any:
             if view is None:
@@ -105,16 +105,17 @@ class Guard(SyncGuard):
         return request.remote_addr
 
     def _route(self, request: Request, limit: Limit) -> str | None:
-        """Returns the name of the rule, or of the blueprint."""
         rule = request.url_rule
-        if rule and (limit.is_by_hand or limit in limits_of(current_app.view_functions.get(rule.endpoint))):
-            return route_name(rule.methods or (), rule.rule)
-        if len(request.blueprints) == 1:
-            return route_name((), current_app.blueprints[request.blueprints[0]].url_prefix or "") or None
-        return None
+        return route_name(rule.methods or (), rule.rule) if rule else None
 
 
-def _is_answered_by_flask() -> bool:
+def _own(request: Request) -> Request:
+    """Returns the request itself: by the proxy each look at it would be made anew."""
+    own: Request = cast(Any, request)._get_current_object()  # noqa: SLF001 - public in spite of its name
+    return own
+
+
+def _is_answered_by_flask(request: Request) -> bool:
     """Whether Flask answers by itself, as it does a preflight of CORS. Such requests cost nothing."""
     return request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False)
 

@@ -41,7 +41,6 @@ class Item:
     """The item of RateLimit-Policy."""
 
     def __post_init__(self) -> None:
-        """Raises an error if the header fields cannot express this quota."""
         if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
             raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
         if self.window is not None and (self.window % _SECOND or not self.window):
@@ -130,7 +129,6 @@ class Policy:
         return repr(self) == repr(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __repr__(self) -> str:
-        """Returns the name and the quotas."""
         return f"<Policy {self.text}>"
 
 
@@ -187,7 +185,6 @@ class Decision:
     """Problem details as JSON; empty if the request is allowed."""
 
     def __bool__(self) -> bool:
-        """The same as ``allowed``."""
         return self.allowed
 
     @classmethod
@@ -255,16 +252,22 @@ def fields_of(met: Iterable[Met], shown: Shown, *, is_refusal: bool = False, wai
     If a refusal ``waits`` they are the seconds until the quota allows the request.
     """
     fields: dict[str, str] = {}
-    told = [each for each in met if each.is_shown] if is_refusal or shown.on_all else ()
-    if not told:
+    if not is_refusal and not shown.on_all:
         return fields
-    pairs = [pair for each in told for pair in each.pairs()]
-    if shown.standard:
-        left = [_left(item, row.remaining, row.retry_after if waits else row.reset_after) for item, row in pairs]
-        fields["RateLimit-Policy"] = ", ".join([each.policy.text for each in told])
-        fields["RateLimit"] = ", ".join(left)
-    if shown.x_ratelimit and pairs:
-        row = tightest([row for _, row in pairs])
+    policies: list[str] = []
+    left: list[str] = []
+    rows: list[Verdict] = []
+    for each in met:
+        if each.is_shown:
+            policies.append(each.policy.text)
+            for item, row in each.pairs():
+                wait = row.retry_after if waits else row.reset_after
+                left.append(f"{item.quoted};r={row.remaining}{'' if wait is None else f';t={_seconds(wait)}'}")
+                rows.append(row)
+    if policies and shown.standard:
+        fields["RateLimit-Policy"], fields["RateLimit"] = ", ".join(policies), ", ".join(left)
+    if rows and shown.x_ratelimit:
+        row = tightest(rows)
         free_ms = shown.clock() + (row.retry_after or row.reset_after) // wire.MILLISECOND
         figures = {"Limit": row.limit, "Remaining": row.remaining, "Reset": -(-free_ms // 1000)}
         fields.update({f"X-RateLimit-{name}": str(figure) for name, figure in figures.items()})
@@ -297,11 +300,6 @@ def beside(own: Iterable[str], fields: Iterable[tuple[str, str]]) -> list[tuple[
     """Returns those of an answer's fields that another may have too, which has ``own`` of its own."""
     replaced = {name.lower() for name in own}
     return [(name, value) for name, value in fields if name.lower() not in replaced]
-
-
-def _left(item: Item, remaining: int, wait: timedelta | None) -> str:
-    seconds = "" if wait is None else f";t={_seconds(wait)}"
-    return f"{item.quoted};r={remaining}{seconds}"
 
 
 def _exceeded(status: int, fields: Mapping[str, str], violated: Sequence[str]) -> Answer:

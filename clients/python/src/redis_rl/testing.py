@@ -18,7 +18,7 @@ class Clock:
         self.now_ms = now_ms
 
     def __call__(self) -> int:
-        """The Unix time in milliseconds."""
+        """Returns the Unix time in milliseconds."""
         return self.now_ms
 
     def advance(self, by: float | timedelta) -> None:

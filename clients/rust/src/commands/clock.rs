@@ -3,12 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(feature = "tokio-comp"))]
-pub(super) use std::time::Instant;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-#[cfg(feature = "tokio-comp")]
-pub(super) use tokio::time::Instant;
+use std::time::{Duration, SystemTime};
 
 /// A clock that tests move. Clones are one clock.
 ///
@@ -69,32 +64,31 @@ impl fmt::Debug for Clock {
     }
 }
 
-#[cfg(feature = "tokio-comp")]
-pub(crate) const NO_TIMERS: &str = "waiting needs a runtime of tokio with timers: build it with enable_all()";
-
 /// Whether this is a runtime of tokio with timers. tokio tells by a panic alone that one has none.
-#[cfg(feature = "tokio-comp")]
+#[cfg(feature = "leases")]
 pub(crate) fn has_timers() -> bool {
     let sleep = || drop(tokio::time::sleep(Duration::ZERO));
     tokio::runtime::Handle::try_current().is_ok() && std::panic::catch_unwind(sleep).is_ok()
 }
 
 /// Time that never runs back. Only differences count: its beginning is arbitrary.
+#[cfg(feature = "leases")]
 pub(crate) struct Time {
     clock: Option<Clock>,
-    started: Instant,
+    started: tokio::time::Instant,
     newest_ns: AtomicU64,
 }
 
+#[cfg(feature = "leases")]
 impl Time {
     /// By this clock, else by that of this process.
     pub fn of(clock: Option<Clock>) -> Time {
-        Time { clock, started: Instant::now(), newest_ns: AtomicU64::new(0) }
+        Time { clock, started: tokio::time::Instant::now(), newest_ns: AtomicU64::new(0) }
     }
 
     pub fn now(&self) -> Duration {
         let Some(clock) = &self.clock else { return self.started.elapsed() };
-        let now_ns = clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let now_ns = clock.now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         Duration::from_nanos(self.newest_ns.fetch_max(now_ns, Ordering::Relaxed).max(now_ns))
     }
 }

@@ -2,8 +2,6 @@
 
 use redis::{ConnectionLike, ErrorKind, RedisError, RedisResult, ServerErrorKind, ToSingleRedisArg};
 
-use super::acquire::{Acquire, Asked};
-use super::algorithm::Algorithm;
 use super::cmd;
 use super::quota::Quota;
 use super::reply::{Info, Verdict, Verdicts};
@@ -60,17 +58,6 @@ macro_rules! commands {
 /// The third argument of the first five is a cost, or a [`Take`] with options.
 pub trait RlCommands: ConnectionLike + Sized {
     commands!(blocking);
-
-    /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
-    fn rl_acquire(
-        &mut self,
-        algorithm: Algorithm,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        acquire: impl Into<Acquire>,
-    ) -> RedisResult<Verdict> {
-        Asked::new(acquire.into(), algorithm, key, quotas.as_ref()).run(self).map_err(explained)
-    }
 }
 
 impl<C: ConnectionLike> RlCommands for C {}
@@ -81,25 +68,6 @@ impl<C: ConnectionLike> RlCommands for C {}
 #[cfg(feature = "aio")]
 pub trait RlAsyncCommands: redis::aio::ConnectionLike + Send + Sized {
     commands!(asynchronous);
-
-    /// Waits until units are allowed, or until it is known that they are not in time. See [`Acquire`].
-    ///
-    /// A future that is dropped takes nothing: what it took ahead, and what a command in flight takes, goes back. It needs a
-    /// runtime of tokio.
-    #[cfg(feature = "tokio-comp")]
-    fn rl_acquire(
-        &mut self,
-        algorithm: Algorithm,
-        key: impl ToSingleRedisArg,
-        quotas: impl AsRef<[Quota]>,
-        acquire: impl Into<Acquire>,
-    ) -> impl Future<Output = RedisResult<Verdict>> + Send
-    where
-        Self: Clone + 'static,
-    {
-        let (asked, connection) = (Asked::new(acquire.into(), algorithm, key, quotas.as_ref()), self.clone());
-        async move { asked.run_async(connection).await.map_err(explained) }
-    }
 }
 
 #[cfg(feature = "aio")]

@@ -1,6 +1,5 @@
 //! The commands: their arguments, their replies, and methods that send them.
 
-mod acquire;
 mod algorithm;
 mod clock;
 pub mod cmd;
@@ -8,19 +7,18 @@ mod connection;
 mod quota;
 mod reply;
 mod request;
-mod turn;
 
-pub use acquire::Acquire;
 pub use algorithm::Algorithm;
 pub use clock::Clock;
+#[cfg(feature = "leases")]
 pub(crate) use clock::Time;
-#[cfg(feature = "tokio-comp")]
-pub(crate) use clock::{NO_TIMERS, has_timers};
+#[cfg(feature = "leases")]
+pub(crate) use clock::has_timers;
 #[cfg(feature = "aio")]
 pub use connection::RlAsyncCommands;
 pub use connection::RlCommands;
 pub(crate) use connection::explained;
-pub(crate) use quota::{BLOCK, MAX_LIMIT, check};
+pub(crate) use quota::{BLOCK, MAX_LIMIT, MAX_WINDOW, check};
 pub use quota::{Invalid, Quota, Quotas};
 pub use reply::{Info, Verdict, Verdicts, WindowInfo};
 pub(crate) use request::MAX_COST;

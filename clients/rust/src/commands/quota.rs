@@ -17,7 +17,7 @@ const MAX_WINDOW_MS: u64 = 3_650 * 86_400_000;
 const WEEK_MS: u64 = 7 * 86_400_000;
 /// Months differ, so this is a twelfth of a year: 120 of them are the longest window.
 const MONTH_MS: u64 = MAX_WINDOW_MS / 120;
-pub(super) const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
+pub(crate) const MAX_WINDOW: Duration = Duration::from_millis(MAX_WINDOW_MS);
 
 /// A limit of units in each window of time.
 ///

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{ErrorKind, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
@@ -188,6 +188,21 @@ impl Asker {
         }
     }
 
+    /// The same for what needs its timers.
+    pub fn timers(&self) -> RedisResult<Handle> {
+        let why = "waiting needs a runtime of tokio with timers: build it with enable_all()";
+        self.runtime().ok_or_else(|| (ErrorKind::Client, why).into())
+    }
+
+    /// Sends what a task sends, whoever drops what. A limiter in this process has answered before this returns.
+    pub fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if self.redis().is_memory() {
+            let _ = pin!(task).poll(&mut Context::from_waker(Waker::noop()));
+        } else {
+            own_runtime().spawn(task);
+        }
+    }
+
     /// Delivers answers and sends commands. The task that is returned ends when all commands have their replies. A limiter in
     /// this process has answered before this returns.
     fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
@@ -230,7 +245,7 @@ impl Asker {
     }
 
     /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
-    async fn ask(&self, command: &Command) -> RedisResult<Value> {
+    pub async fn ask(&self, command: &Command) -> RedisResult<Value> {
         self.may_ask(&None, command)?;
         let node = self.redis().node(command.first_key()).await;
         let node = node.inspect_err(|error| self.failed(&None, error))?;

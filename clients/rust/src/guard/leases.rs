@@ -82,10 +82,7 @@ impl Leases {
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
         let (mut held, answer) = self.asker.take(vec![share]).await;
         held.keep();
-        answer.map(|answer| {
-            let verdict = answer.verdicts().tightest().expect("a row for each quota");
-            Verdict { taken: Some(answer.taken[0]), at: answer.at, ..verdict }
-        })
+        answer.map(|answer| answer.verdict())
     }
 
     /// Gives back all leases, and waits for the replies that are due, at most 5 timeouts. Nothing is leased any more.

@@ -4,6 +4,7 @@
     allow(dead_code, unused_imports, reason = "adapters use different parts")
 )]
 
+mod acquire;
 mod answer;
 mod asker;
 mod away;
@@ -13,6 +14,7 @@ mod decision;
 #[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
+mod lines;
 mod places;
 mod policies;
 mod policy;
@@ -31,6 +33,7 @@ pub use self::{
     refusal::Refusal,
     requester::{Costs, Requester},
 };
+pub use acquire::Acquire;
 pub(crate) use client::Pattern;
 pub use leases::Leases;
 pub use places::{Hold, Places};

@@ -1,6 +1,5 @@
 //! Places in flight: at most n blocks of code at work at once.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
@@ -10,13 +9,14 @@ use std::pin::Pin;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use redis::{ErrorKind, RedisResult};
+use redis::RedisResult;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use crate::commands::{Algorithm, Clock, MAX_LIMIT, NO_TIMERS, Quota, has_timers};
+use super::lines::Lines;
+use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::way::{Does, Way};
 use crate::keys::{Answer, Rules, Share};
@@ -55,12 +55,11 @@ pub struct Places {
     pub(super) ttl: Duration,
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
-    queues: Arc<Queues>,
+    /// Those who wait in this process, by the key, and by `n` and `ttl`.
+    queues: Arc<Lines<Queue>>,
     asker: Asker,
 }
 
-/// Those who wait in this process, by the key, and by `n` and `ttl`.
-type Queues = Mutex<HashMap<(Arc<[u8]>, Quota), Arc<Queue>>>;
 type Renewal = Pin<Box<dyn Future<Output = (Held, RedisResult<Answer>)> + Send>>;
 type OnLate = dyn Fn(&[u8]) + Send + Sync;
 
@@ -140,9 +139,7 @@ impl Places {
                     return Ok(hold);
                 }
             }
-            if !has_timers() {
-                return Err((ErrorKind::Client, NO_TIMERS).into());
-            }
+            self.asker.timers()?;
             let pause = if turn.permit.is_some() {
                 self.mark(&queue).await;
                 Duration::from_millis(locked(&queue.state).due.saturating_sub(self.now()))
@@ -164,15 +161,14 @@ impl Places {
 
     /// Those who wait for a place here, and the places that are held here.
     fn queue(&self, share: &Share, mark: Vec<u8>) -> Arc<Queue> {
-        let mut queues = locked(&self.queues);
-        if queues.len() >= 1000 && queues.len().is_power_of_two() {
-            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
-        }
-        let new = || {
-            let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
-            Arc::new(Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() })
-        };
-        queues.entry((share.key.clone(), share.rules.quotas[0])).or_insert_with(new).clone()
+        self.queues.of(
+            share,
+            |_| true,
+            || {
+                let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
+                Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() }
+            },
+        )
     }
 
     async fn try_to_hold(

@@ -22,10 +22,13 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn verdicts(&self) -> Verdicts {
+    /// The verdict that the command for a single key would reply.
+    pub(crate) fn verdict(&self) -> Verdict {
         let rows = self.rows.iter().flatten().flatten().copied().collect();
         let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows }
+        let all = Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows };
+        let tightest = all.tightest().expect("a row for each quota");
+        Verdict { taken: Some(self.taken[0]), at: self.at, ..tightest }
     }
 }
 
@@ -39,10 +42,20 @@ pub struct Command {
     pub(super) in_flight: Option<u64>,
     /// As of when units go back.
     pub(super) at: Option<SystemTime>,
-    /// Whether units are counted even over the limit, since they were used.
-    pub(super) force: bool,
-    /// Whether it only looks, at one key and one quota.
-    pub(super) peeks: bool,
+    pub(super) how: How,
+}
+
+/// How a command takes units.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum How {
+    /// All or none, or what it gives back.
+    Whole,
+    /// Even over the limit, since they were used.
+    Force,
+    /// It takes none: it looks at one key and one quota.
+    Peek,
+    /// Of a bucket, also if they are there only after a wait of at most this.
+    Ahead(Duration),
 }
 
 impl Command {
@@ -52,17 +65,27 @@ impl Command {
         indices: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, indices)), in_flight, at: None, force: false, peeks: false }
+        Command { shares, request: Some((id, indices)), in_flight, at: None, how: How::Whole }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
-        Command { shares, request: None, in_flight: None, at: Some(at), force: false, peeks: false }
+        Command { shares, request: None, in_flight: None, at: Some(at), how: How::Whole }
     }
 
     /// Shows what one quota of a key would decide. Nothing is counted.
     #[must_use]
     pub fn peek(share: Share) -> Command {
-        Command { shares: vec![share], request: None, in_flight: None, at: None, force: false, peeks: true }
+        Command { shares: vec![share], request: None, in_flight: None, at: None, how: How::Peek }
+    }
+
+    /// Takes units of a bucket that are there within this time.
+    pub(crate) fn ahead(share: Share, within: Duration) -> Command {
+        Command { how: How::Ahead(within), ..Command::peek(share) }
+    }
+
+    /// Gives back units that were taken ahead, unless others stand behind them. The reply tells how many.
+    pub(crate) fn not_ahead(share: Share, at: SystemTime) -> Command {
+        Command { at: Some(at), ..Command::ahead(share, Duration::ZERO) }
     }
 
     /// Whether somebody waits for the reply.
@@ -79,7 +102,7 @@ impl Command {
 
     /// Whether it settles its request.
     pub(super) fn settles(&self) -> bool {
-        self.request.is_some() && (self.force || self.at.is_some())
+        self.request.is_some() && (self.how == How::Force || self.at.is_some())
     }
 
     /// One of its keys, all of which are in one slot.
@@ -106,23 +129,25 @@ impl Command {
         let at = self.at.or(at);
         if let Some(share) = self.single() {
             let mut take = Take::cost(share.cost + self.size() as i64);
-            if self.awaits_reply() {
-                take = take.partial();
+            match self.how {
+                How::Ahead(within) if self.at.is_none() => take = take.within(within),
+                How::Ahead(_) => take = take.partial(),
+                _ if self.awaits_reply() => take = take.partial(),
+                _ => {}
             }
             if let Some(at) = at {
                 take = take.at(at);
             }
             let (key, quotas) = (&share.key[..], &share.rules.quotas);
-            return if self.peeks {
-                cmd::peek(key, quotas, take)
-            } else {
-                cmd::by(share.rules.algorithm, key, quotas, take)
+            return match self.how {
+                How::Peek => cmd::peek(key, quotas, take),
+                _ => cmd::by(share.rules.algorithm, key, quotas, take),
             };
         }
         let mut all = self.shares.iter().fold(All::new(), |all, share| {
             all.key(&share.key[..], share.rules.algorithm, &share.rules.quotas, share.cost)
         });
-        if self.force {
+        if self.how == How::Force {
             all = all.force();
         }
         if let Some(at) = at {
@@ -136,7 +161,8 @@ impl Command {
     pub fn at_no_cost(&self) -> Command {
         let shares = self.shares.iter().map(|share| Share { cost: 0, ..share.clone() }).collect();
         let in_flight = self.in_flight.map(|_| 0);
-        Command { shares, in_flight, at: None, force: false, ..self.clone() }
+        let how = if self.how == How::Peek { How::Peek } else { How::Whole };
+        Command { shares, in_flight, at: None, how, ..self.clone() }
     }
 
     pub fn read(&self, reply: Value) -> RedisResult<Verdicts> {

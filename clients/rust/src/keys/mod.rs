@@ -8,6 +8,7 @@ mod key;
 pub mod place;
 mod request;
 mod share;
+pub mod turns;
 pub mod way;
 
 use std::cmp::Reverse;
@@ -21,6 +22,7 @@ use redis::{RedisError, RedisResult};
 
 use crate::commands::{MAX_COST, Verdict, Verdicts};
 
+use command::How;
 use key::{Known, Lease, Refusal};
 use request::Request;
 pub(crate) use share::longest_wait;
@@ -432,7 +434,8 @@ impl Keys {
         for ((_, at), parts) in changes {
             let (indices, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
             let asked = Command::ask(shares, id, indices, None);
-            self.send(Command { at, force: at.is_none(), ..asked });
+            let how = if at.is_none() { How::Force } else { How::Whole };
+            self.send(Command { at, how, ..asked });
         }
     }
 
@@ -452,7 +455,8 @@ impl Keys {
                 for (index, share) in indices.iter().zip(&command.shares) {
                     let noted = &mut request.shares[*index];
                     noted.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
-                    noted.counted.extend(command.force.then_some((reply.at, share.cost)));
+                    let is_more = command.how == How::Force;
+                    noted.counted.extend(is_more.then_some((reply.at, share.cost)));
                 }
             }
         }

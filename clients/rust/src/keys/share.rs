@@ -28,7 +28,7 @@ impl Rules {
     }
 
     /// Whether no wait helps a request of this cost.
-    pub(super) fn is_hopeless(&self, cost: i64) -> bool {
+    pub(crate) fn is_hopeless(&self, cost: i64) -> bool {
         cost > 0 && self.quotas.iter().any(|quota| cost.unsigned_abs() > quota.limit)
     }
 }

@@ -16,7 +16,7 @@ use redis::{
     make_extension_error,
 };
 use tokio::runtime::{self, Builder, Handle};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
@@ -54,6 +54,8 @@ struct Life<T> {
     timeout: Duration,
     stage: watch::Sender<Stage<T>>,
     line: watch::Sender<Line>,
+    /// Has those who wait for the connection go on in the order in which they came.
+    order: Semaphore,
 }
 
 /// `None` while the connection is being made, then the connection, and at last the error with which it ended.
@@ -79,7 +81,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         }
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
-        let new = Arc::new(Life { timeout: self.timeout, stage, line });
+        let new = Arc::new(Life { timeout: self.timeout, stage, line, order: Semaphore::new(1) });
         let runtime = current.filter(|_| has_drivers()).unwrap_or_else(|| own.clone());
         runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
         lives.push((id, new.clone()));
@@ -120,7 +122,9 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
         let was_up = matches!(*life.stage.borrow(), Some(Ok(_)));
         let mut sent = pin!(async {
+            let first = life.order.acquire().await;
             let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
+            drop(first);
             if let Ok(Some(Ok(made))) = made { send(made).await } else { pending().await }
         });
         life.happens(Line::sent);

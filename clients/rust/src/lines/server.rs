@@ -1,21 +1,20 @@
-//! The server or cluster that guards, leases and places ask.
+//! The server or cluster that guards, leases, places and waiting ask.
 
 use std::fmt;
-use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::{self, MultiplexedConnection};
-use redis::{Arg, AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisFuture, RedisResult, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value};
 
 use super::cluster::{Address, Cluster};
-use super::link::{ENDED, Link, io_error, own_runtime};
+use super::link::Link;
 use crate::commands::{Clock, slot};
 
 /// The longest timeout. A longer one is cut to it, so that no time overflows.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
-/// The server or cluster that guards, leases and places ask, on connections of their own. Clones share them.
+/// The server or cluster that guards, leases, places and waiting ask, on connections of their own. Clones share them.
 ///
 /// A connection is made when it is needed, one to each node of a cluster, and again when it breaks or is silent for the
 /// timeout while replies are due. No command is sent twice: what was lost with a connection has failed.
@@ -141,42 +140,6 @@ impl Redis {
             Servers::Cluster(cluster) => cluster.ask(slot(key), command).await,
             Servers::Memory(memory) => memory.reply(command)?.extract_error(),
         }
-    }
-}
-
-/// For commands and waiting, in place of a connection: a new connection follows one that breaks, that falls silent, or that leads
-/// to a server which is a replica by now. Pipelines need a connection of redis-rs.
-impl aio::ConnectionLike for Redis {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let (redis, cmd) = (self.clone(), cmd.clone());
-        let asked = async move {
-            let key = cmd
-                .args_iter()
-                .nth(1)
-                .and_then(|word| if let Arg::Simple(key) = word { Some(key) } else { None });
-            redis.ask(key.unwrap_or_default(), &cmd).await
-        };
-        if self.is_memory() {
-            return Box::pin(asked);
-        }
-        // A task of its own: if this is dropped, the connection still learns of the reply, and is not taken for silent.
-        let asked = own_runtime().spawn(asked);
-        Box::pin(async { asked.await.unwrap_or_else(|_| Err(io_error(ENDED))) })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        let why = "a pipeline needs a connection of redis-rs";
-        Box::pin(ready(Err((ErrorKind::InvalidClientConfig, why).into())))
-    }
-
-    /// Another number for each, in place of a database.
-    fn get_db(&self) -> i64 {
-        Arc::as_ptr(&self.servers).addr() as i64
     }
 }
 

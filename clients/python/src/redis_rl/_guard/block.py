@@ -22,7 +22,7 @@ async def blocked(
     if isinstance(outcome, Exception) or not outcome.limited or all(policy.block is None for policy, *_ in charges):
         return outcome
     of_all = list(outcome.rows)
-    for index, (policy, share, _) in enumerate(charges):
+    for index, (policy, share) in enumerate(charges):
         rows = of_all[index]
         if policy.block is None or not rows or not refuses(rows) or refusal_of(rows) is None:
             continue

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._commands.wire import check_cost, sendable
 from .._keys import Share
-from ..http import Policy
 from .address import network
 from .policies import Cost, KeyOf, Limit
 from .run import resolved
@@ -28,69 +27,45 @@ class Charging:
         self._unlimited: set[str] = set()
 
     async def charges(
-        self, limits: Iterable[Limit], request: Any, cost: Cost | None, visit: Visit, whose: set[Any]
+        self, visit: Visit, limits: Iterable[Limit], request: Any, cost: Cost | None = None
     ) -> list[Charge]:
-        """Returns what a request takes of each policy of these limits. ``whose`` has the keys of limits further out.
-
-        From then on it has theirs too.
-        """
-        policies: list[Policy] = []
+        """Returns what a request takes of each policy of these limits. Those further in count by what these do."""
         charges: list[Charge] = []
+        names: set[str] = set()
         for limit in limits:
             chosen = await limit.of(request) if limit.fixed is None else limit.fixed
             visit.note(limit, chosen)
-            policies += chosen
-            of_limit: list[Charge] = []
+            own: set[Any] = set()
             for policy in chosen:
-                charge = await self._charge(policy, request, cost, whose)
-                if charge is not None:
-                    of_limit.append(charge)
-            charges += of_limit
-            whose.update([charge.whose for charge in of_limit if charge.whose is not None])
+                whose: Any = None
+                name, key, units = policy.name, policy.key, policy.cost
+                names.add(name)
+                if not isinstance(key, str):
+                    key_of = key or self._key
+                    whose = await resolved(key_of(request)) if key_of else _further_out(visit.whose, name)
+                    key = self._text(request, whose, name)
+                    if key is None:
+                        continue
+                if cost is not None:
+                    units = cost.get(name, units) if isinstance(cost, Mapping) else cost
+                if units is not policy.cost or callable(units):
+                    units = await resolved(units(request)) if callable(units) else units
+                    check_cost(units)
+                share = Share(sendable(f"{self._prefix}{name}:{key}"), policy.rules, units)
+                charges.append(Charge(policy, share))
+                if whose is not None:
+                    own.add(whose)
+            visit.whose.update(own)
         if cost is not None:
-            self._check_names(cost, limits, policies)
+            _check_names(cost, limits, names)
         return charges
 
-    def _check_names(self, cost: Cost, limits: Iterable[Limit], policies: Sequence[Policy]) -> None:
-        if not isinstance(cost, Mapping):
-            if len(policies) > 1:
-                raise ValueError("several policies limit this request: name the cost of each")
-        elif all(limit.fixed is not None for limit in limits):
-            names = {policy.name for policy in policies}
-            if unknown := cost.keys() - names:
-                raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")
-
-    async def _charge(self, policy: Policy, request: Any, cost: Cost | None, outer: set[Any]) -> Charge | None:
-        """Returns what a request takes of a policy, or None if that does not limit it."""
-        key: Any = policy.key
-        whose: Any = None
-        if not isinstance(key, str):
-            whose = await self.whose(key or self._key, request, outer, policy.name)
-            key = self.named(request, whose, policy.name)
-            if key is None:
-                return None
-        units: Any = policy.cost
-        if cost is not None:
-            units = cost.get(policy.name, units) if isinstance(cost, Mapping) else cost
-        if callable(units):
-            units = await resolved(units(request))
-        if units is not policy.cost:
-            check_cost(units)
-        return Charge(policy, Share(sendable(f"{self._prefix}{policy.name}:{key}"), policy.rules, units), whose)
-
-    async def whose(self, key_of: KeyOf | None, request: Any, outer: set[Any], name: str) -> Any:
-        """Returns by what to count a request: by a function of it, else as limits further out do."""
-        if key_of:
-            return await resolved(key_of(request))
-        if len(outer) > 1:
-            raise ValueError(f"give {name} a key: the policies further out count by different ones")
-        return next(iter(outer), _ADDRESS)
-
-    async def key_of(self, request: Any, outer: set[Any], name: str) -> str | None:
+    async def key_of(self, visit: Visit, request: Any, name: str) -> str | None:
         """Returns the end of the stored key of a place."""
-        return self.named(request, await self.whose(self._key, request, outer, name), name)
+        whose = await resolved(self._key(request)) if self._key else _further_out(visit.whose, name)
+        return self._text(request, whose, name)
 
-    def named(self, request: Any, whose: Any, name: str) -> str | None:
+    def _text(self, request: Any, whose: Any, name: str) -> str | None:
         """Returns the end of a stored key, or None if this name does not limit the request."""
         if whose is _ADDRESS:
             # The braces put all keys of an address into one slot of a cluster.
@@ -103,3 +78,21 @@ class Charging:
         if not isinstance(whose, str):
             raise TypeError(f"a key is text, or None: {whose!r}")
         return whose
+
+
+def _further_out(outer: set[Any], name: str) -> Any:
+    """Returns by what the limits further out count, or the network address."""
+    if not outer:
+        return _ADDRESS
+    if len(outer) > 1:
+        raise ValueError(f"give {name} a key: the policies further out count by different ones")
+    return next(iter(outer))
+
+
+def _check_names(cost: Cost, limits: Iterable[Limit], names: set[str]) -> None:
+    """Raises an error for a cost of no policy, or of none by name where there are several."""
+    if not isinstance(cost, Mapping):
+        if len(names) > 1:
+            raise ValueError("several policies limit this request: name the cost of each")
+    elif all(limit.fixed is not None for limit in limits) and (unknown := cost.keys() - names):
+        raise ValueError(f"no policy has this name: {', '.join(sorted(unknown))}")

@@ -65,7 +65,6 @@ class Refused(Exception):  # noqa: N818 - as frameworks call theirs
     """No place is free for a request, or Redis is away."""
 
     def __init__(self, decision: Decision) -> None:
-        """Has what the client is told."""
         super().__init__("Quota Exceeded")
         self.decision = decision
 
@@ -141,7 +140,7 @@ class AnyGuard:
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
         # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes, is_by_hand=True))
+        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -239,8 +238,9 @@ class AnyGuard:
         else the decision is allowed, without figures.
         """
         met: Visit | None = self._state(request).get(VISIT)
-        visit, whose = Visit(self._shown), set(met.whose if met else ())
-        charges = await self._charging.charges([self._limit(policies)], self._own(request), None, visit, whose)
+        visit = Visit(self._shown)
+        visit.whose |= met.whose if met else set()
+        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
@@ -276,7 +276,7 @@ class AnyGuard:
         if not is_by_hand:
             # A decision that fails is not asked for again.
             visit.limits.update(dict.fromkeys(limits))
-        charges = await self._charging.charges(limits, request, cost, visit, visit.whose)
+        charges = await self._charging.charges(visit, limits, request, cost)
         parts: list[Part] = []
         try:
             parts = await self._decided(visit.meet(charges, may_repeat=may_repeat))
@@ -380,7 +380,7 @@ class AnyGuard:
         if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         request = self._own(request)
-        key = await self._charging.key_of(request, visit.whose, name)
+        key = await self._charging.key_of(visit, request, name)
         settings: Any = {"ttl": 30.0, "timeout": 0.0, "on_late": None, **options}
         settings.update(key=f"{name}:{key}", limit=limit, prefix=self._prefix)
         error = None
@@ -443,7 +443,7 @@ async def _entered(place: Any) -> Exception | None:
 
 
 class AsyncGuard(AnyGuard):
-    """A guard for asynchronous frameworks."""
+    """A guard for asynchronous frameworks: it asks in the event loop of the request."""
 
     take, peek, hold = AnyGuard._take, AnyGuard._peek, AnyGuard._hold  # noqa: SLF001 - those of the base
     settle, close = AnyGuard._settle, AnyGuard._close  # noqa: SLF001

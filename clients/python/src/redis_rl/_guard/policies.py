@@ -39,21 +39,21 @@ class Routes:
 
 
 class Limit:
-    """Policies that limit requests: those of an application, of a route, or that a handler names (``is_by_hand``)."""
+    """Policies that limit requests: those of an application, of a route, or that a handler names."""
 
     # The one method that it limits, or None for all.
     method: str | None = None
 
-    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True, is_by_hand: bool = False) -> None:
+    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True) -> None:
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self._routes, self.is_route, self.is_by_hand = routes, is_route, is_by_hand
+        self._routes, self.is_route = routes, is_route
         self._function = policies if callable(policies) else None
         self.text = policies if is_route and isinstance(policies, str) else None
         # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
-        if is_route and not is_by_hand and self.fixed:
+        if is_route and self.fixed:
             check_together([*routes.outer, *self.fixed])
         # The names of routes, which the adapter may keep here.
         self.known: dict[Any, tuple[Any, str | None]] = {}

@@ -24,8 +24,6 @@ class Charge(NamedTuple):
 
     policy: Policy
     share: Share
-    # What the key stands for, by which a limit further in may count too. None if the policy has one key for all.
-    whose: Any
 
 
 class Part:
@@ -34,7 +32,6 @@ class Part:
     __slots__ = ("asker", "charges", "error", "outcome", "request")
 
     def __init__(self, asker: Any, charges: Sequence[Charge], request: Request, told: Outcome | Exception) -> None:
-        """``request`` knows what was taken."""
         self.asker, self.charges, self.request = asker, charges, request
         self.outcome = None if isinstance(told, Exception) else told
         self.error = told if isinstance(told, Exception) else None
@@ -123,7 +120,7 @@ class Visit:
         whole: dict[str, Charge] = {}
         before = () if may_repeat else tuple(self.met)
         for charge in charges:
-            (policy, share, _), name = charge, charge.policy.name
+            (policy, share), name = charge, charge.policy.name
             if name in before:
                 raise RuntimeError(_TWICE)
             met = self.met.get(name)
