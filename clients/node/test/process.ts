@@ -4,7 +4,8 @@ import { createServer } from "node:http";
 import { guard, stop } from "./guarded.js";
 
 const server = createServer((request, response) => {
-  guard.middleware(request, response, () => response.end(String(process.pid)));
+  response.setHeader("Worker", process.pid);
+  guard.middleware(request, response, () => response.end("hello"));
 });
 server.listen(Number(process.env.PORT), "127.0.0.1");
 

@@ -64,7 +64,7 @@ export class Asker {
     this.#time = this.#clock ?? this.sender.clock ?? now;
   }
 
-  /** A asker that remembers no refusals. Each finds away what the other does. */
+  /** An asker that remembers no refusals. Each finds away what the other does. */
   forgetful(): Asker {
     return new Asker(this.sender, 0, this.#clock, this.log, this.onOutage, this.outages);
   }
@@ -139,7 +139,7 @@ export class Asker {
    * Rejects if a node is away.
    */
   async peek(shares: readonly Share[]): Promise<Verdict[][]> {
-    const commands = shares.map((share) => new Command(new Request([share]), {}).add(share));
+    const commands = shares.map((share) => new Command(new Request([share])).add(share));
     const reason = this.#reasons(commands).find((each) => each !== undefined);
     if (reason !== undefined) throw reason;
     const ask = ({ key, rules, cost }: Share) =>

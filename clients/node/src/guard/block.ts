@@ -22,7 +22,7 @@ export async function block({ asker, shares, asked }: Part, answer: Answer): Pro
 }
 
 /**
- * The rows as they are for whom is blocked: all quotas of the policy refuse until the block ends. With a asker, who is
+ * The rows as they are for whom is blocked: all quotas of the policy refuse until the block ends. With an asker, who is
  * refused is blocked first.
  *
  * The block is the last quota of the policy's key. It refuses once it is filled, by one command, and leaves its window at

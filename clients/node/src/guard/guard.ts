@@ -38,7 +38,6 @@ import {
   PolicySet,
   type Setting,
   units,
-  UNKNOWN_ROUTE,
   unnamed,
 } from "./policy.js";
 import { time } from "../commands/quota.js";
@@ -411,7 +410,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     checkedRequest(request);
     const isNamed = policies === undefined || areNamed(policies);
     const name = isNamed ? undefined : this.framework.routeOf(request);
-    if (!isNamed && name === undefined) throw unnamed(policies, UNKNOWN_ROUTE, `guard.${method}(request, `);
+    if (!isNamed && name === undefined) throw unnamed(policies, `guard.${method}(request, `);
     const set = policies === undefined ? this.#own : this.#taken;
     return [set, await set.shares(request, policies, name, cost)];
   }

@@ -271,7 +271,7 @@ export class PolicySet<R> {
     let named = name;
     if (this.#routeOf !== undefined && !areNamed(policies)) {
       named = this.#routeOf(request);
-      if (named === undefined) throw unnamed(policies, UNKNOWN_ROUTE, "guard.limit(");
+      if (named === undefined) throw unnamed(policies, "guard.limit(");
     }
     const isFixed = policies === this.#policies;
     const known = isFixed && named === this.#name ? this.fixed : undefined;
@@ -333,13 +333,11 @@ function costsOf(
   return (name) => byName.get(name);
 }
 
-export const UNKNOWN_ROUTE = "its route is not known here";
-
-/** The mistake that a limit has no name, and why it needs one. `call` is how the line to write begins. */
-export function unnamed<R>(policies: Policies<R>, why: string, call: string): TypeError {
+/** The mistake that a limit has no name. `call` is how the line to write begins. */
+export function unnamed<R>(policies: Policies<R>, call: string): TypeError {
   const quotas = typeof policies === "string" ? policies : "2/m";
   const line = `${call}{ name: "search", quotas: "${quotas}" })`;
-  return mistakeOf(`this limit has no name, and ${why}: give it a name, as in ${line}`);
+  return mistakeOf(`this limit has no name, and its route is not known here: give it a name, as in ${line}`);
 }
 
 /** Whether all of these policies have a name. */

@@ -5,39 +5,31 @@ import type { Key } from "./key.js";
 import type { Answer, Request } from "./request.js";
 import type { Share } from "./rules.js";
 
-/** Settings of a command besides its shares. */
-export interface CommandOptions {
-  /** The key that is in flight until the reply comes, and the units that are asked for beyond the cost. */
-  readonly key?: Key | undefined;
-  readonly size?: number;
-  /** The hash slot of the keys; undefined without a cluster. */
-  readonly slot?: number | undefined;
-  /** The time as of which units are given back. */
-  readonly at?: number | undefined;
-  readonly force?: boolean;
-}
-
 /** A command to send: it asks for shares of a request, gives them back, or settles them. */
 export class Command {
   readonly shares: Share[] = [];
   /** The positions of these shares in the request. */
   readonly indices: number[] = [];
-  readonly key: Key | undefined;
-  readonly size: number;
-  readonly slot: number | undefined;
-  readonly at: number | undefined;
-  readonly force: boolean;
+  /** The key that is in flight until the reply comes, and the units that are asked for beyond the cost. */
+  key: Key | undefined;
+  size = 0;
 
   constructor(
     /** The request that the reply decides on; undefined if no reply is awaited. */
     readonly request: Request | undefined,
-    { key, size = 0, slot, at, force = false }: CommandOptions,
-  ) {
+    /** The time as of which units are given back. */
+    readonly at?: number,
+    /** Whether units are counted even if they are beyond the limit. */
+    readonly force = false,
+    /** The hash slot of the keys; undefined without a cluster. */
+    readonly slot?: number,
+  ) {}
+
+  /** Others wait for the reply, which `size` units beyond the cost are asked for to serve. */
+  serving(key: Key, size: number): this {
     this.key = key;
     this.size = size;
-    this.slot = slot;
-    this.at = at;
-    this.force = force;
+    return this;
   }
 
   add(share: Share, index = 0): this {

@@ -5,7 +5,7 @@ import { isUtf8 } from "node:buffer";
 import type { Verdicts, Key as Name, Verdict } from "../commands/commands.js";
 import { isError } from "../commands/clock.js";
 import { Recent } from "../commands/recent.js";
-import { Command, type CommandOptions, Step } from "./command.js";
+import { Command, Step } from "./command.js";
 import { Key } from "./key.js";
 import { Lease, Refusal } from "./lease.js";
 import type { Noted, Request } from "./request.js";
@@ -63,7 +63,7 @@ export class Keys {
     const alone: Command[] = [];
     for (const [index, share] of shares.entries())
       if (!this.#takeLeased(nowMs, request, index, keys[index], step))
-        this.#add(alone, share, {}, request, index);
+        this.#add(alone, share, undefined, request, index);
     step.commands.push(...alone);
     this.#answerIfWhole(nowMs, request, step);
     return step;
@@ -118,9 +118,8 @@ export class Keys {
     const share = request.shares[index] as Share;
     const most = Math.min(size, MAX_COST - share.cost);
     if (size > 0) key.inFlight = true;
-    step.commands.push(
-      new Command(request, { key: size > 0 ? key : undefined, size: most }).add(share, index),
-    );
+    const command = new Command(request).add(share, index);
+    step.commands.push(size > 0 ? command.serving(key, most) : command);
   }
 
   /** Takes the reply to a command that awaits one, or the error that it failed with. */
@@ -209,7 +208,7 @@ export class Keys {
     } else {
       this.#endLease(key, step);
       key.inFlight = true;
-      step.commands.push(new Command(request, { key }).add(share, index));
+      step.commands.push(new Command(request).add(share, index).serving(key, 0));
     }
     this.#serveWaiting(nowMs, key, refusal, step);
     if (key.lease !== lease) return;
@@ -293,19 +292,26 @@ export class Keys {
         counted.length = 0;
       }
       for (const { at, units } of counted.splice(0).reverse())
-        this.#add(back, { ...share, cost: -units }, { at });
+        this.#add(back, { ...share, cost: -units }, at);
     }
     step.commands.push(...back);
   }
 
   /** Adds a share to the command of its slot and time, which may be a new one. What is given back ends refusals. */
-  #add(commands: Command[], share: Share, of: CommandOptions, request?: Request, index?: number): void {
+  #add(
+    commands: Command[],
+    share: Share,
+    at: number | undefined,
+    request?: Request,
+    index?: number,
+    force = false,
+  ): void {
     // Without a cluster all keys count as one slot.
     const slot = this.#slotOf?.(share.key);
-    let command = commands.find((each) => each.slot === slot && each.at === of.at);
-    if (command === undefined) commands.push((command = new Command(request, { ...of, slot })));
+    let command = commands.find((each) => each.slot === slot && each.at === at);
+    if (command === undefined) commands.push((command = new Command(request, at, force, slot)));
     command.add(share, index);
-    if (of.at !== undefined) this.forget(share);
+    if (at !== undefined) this.forget(share);
   }
 
   /** Forgets the refusal of a key, which may be over because units were given back. */
@@ -341,10 +347,10 @@ export class Keys {
         const given = Math.min(newest.units, -more);
         newest.units -= given;
         if (newest.units === 0) noted.counted.pop();
-        this.#add(changes, { ...share, cost: -given }, { at: newest.at }, request, index);
+        this.#add(changes, { ...share, cost: -given }, newest.at, request, index);
         more += given;
       }
-      if (more > 0) this.#add(changes, { ...share, cost: more }, { force: true }, request, index);
+      if (more > 0) this.#add(changes, { ...share, cost: more }, undefined, request, index, true);
     }
     step.commands.push(...changes);
     request.settling = changes.length;
@@ -407,7 +413,7 @@ export class Keys {
     if (units <= 0) return;
     lease.left = kept;
     const share = { key: name, rules, cost: -units };
-    step.commands.push(new Command(undefined, { at: lease.at }).add(share));
+    step.commands.push(new Command(undefined, lease.at).add(share));
     this.forget(share);
   }
 
