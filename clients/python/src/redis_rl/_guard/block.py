@@ -12,7 +12,7 @@ from .visit import Charge
 
 
 async def blocked(
-    asking: Any, outcome: Outcome | Exception, charges: Sequence[Charge], is_peek: bool
+    asker: Any, outcome: Outcome | Exception, charges: Sequence[Charge], is_peek: bool
 ) -> Outcome | Exception:
     """Blocks whom a policy refuses by its own quotas, and returns what follows: they all refuse until the block ends.
 
@@ -32,7 +32,7 @@ async def blocked(
                 continue
             # Twice the limit has room for one block only, so that of two requests at once one blocks.
             rules = Rules.of("log", ((2 * BLOCK, share.rules.quotas[-1][1]),), 0, 0)
-            [told] = await asking.decide([Request([Share(share.key, rules, BLOCK + 1)])])
+            [told] = await asker.decide([Request([Share(share.key, rules, BLOCK + 1)])])
             if isinstance(told, Exception):
                 continue
             wait = told.retry_after or policy.block

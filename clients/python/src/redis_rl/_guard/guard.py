@@ -79,7 +79,7 @@ class AnyGuard:
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
-    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asker.
 
     ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
     none. ``fields_on`` is "all" answers, or "refusals".
@@ -151,10 +151,10 @@ class AnyGuard:
         outages = Outages(_MEANWHILE[fail], on_outage)
         self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
-        asking: Any = {"remember": remember, "timeout": timeout, "clock": clock}
+        asker: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, outages, **asking)
-        self._in_loops = InLoops(client, outages, **asking)
+        self._in_threads = InThreads(client, outages, **asker)
+        self._in_loops = InLoops(client, outages, **asker)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
@@ -335,19 +335,19 @@ class AnyGuard:
             self._undecided.decided(charge.policy for charge in charges)
         return parts
 
-    async def _decided_by(self, asking: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool) -> list[Part]:
+    async def _decided_by(self, asker: Any, groups: Sequence[Sequence[Charge]], *, is_peek: bool) -> list[Part]:
         requests = [Request([charge.share for charge in group]) for group in groups]
-        outcomes = await (asking.peek(requests) if is_peek else asking.decide(requests))
+        outcomes = await (asker.peek(requests) if is_peek else asker.decide(requests))
         parts: list[Part] = []
         for group, request, outcome in zip(groups, requests, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 if is_mistake(outcome) and not is_away(outcome):
                     for each in requests:
-                        asking.give_back(each)
+                        asker.give_back(each)
                     raise outcome
             elif outcome.limited:
-                outcome = await blocked(asking, outcome, group, is_peek)
-            parts.append(Part(asking, group, request, outcome))
+                outcome = await blocked(asker, outcome, group, is_peek)
+            parts.append(Part(asker, group, request, outcome))
         return parts
 
     @asynccontextmanager
