@@ -82,9 +82,14 @@ class Visit:
         self._names: set[str] = set()
         self._are_chosen = False
 
+    @property
+    def is_over(self) -> bool:
+        return self._state is None
+
     def end(self) -> None:
         if self._state is not None:
             self._state[VISIT] = None
+            self._state = None
 
     def answer(self, others: Iterable[tuple[str, str]] = ()) -> tuple[Decision | None, list[tuple[str, str]]]:
         """Begins the answer. Returns the refusal that takes its place, if there is one, and header fields.
