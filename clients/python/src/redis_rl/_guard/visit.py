@@ -113,8 +113,10 @@ class Visit:
 
     def note(self, limit: Limit, policies: Iterable[Policy]) -> None:
         """Notes which policies a limit has. Those too count whose key does not limit this request."""
-        self._are_chosen |= limit.fixed is None
-        self._names.update([policy.name for policy in policies])
+        if limit.fixed is None:
+            self._are_chosen = True
+        for policy in policies:
+            self._names.add(policy.name)
 
     def meet(self, charges: Iterable[Charge], *, may_repeat: bool = True) -> list[Charge]:
         """Adds up the charges of one policy, and returns each once.
