@@ -42,7 +42,7 @@ def noting(guard: Any, note: Callable[[Any, Part], object]) -> None:
 
 def is_local(part: Part) -> bool:
     """Whether this process has decided, while Redis is away."""
-    return isinstance(part.asking._client, MemoryLimiter)
+    return isinstance(part.asker._client, MemoryLimiter)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
 from redis_rl._guard.queue import queue_of
 from redis_rl.testing import Clock
 
+from .forwarder import forwarding
 from .servers import PATIENCE, Server, blocked, calls, paused, run, until, wait_for
 
 Acquire = Callable[..., Verdict]
@@ -305,6 +307,9 @@ limiter, times = RateLimiter(redis.Redis(port=int(sys.argv[1]))), []
 def waits():
     times.append(limiter.acquire("bucket", "k", "1/30ms").at)
 
+# However late they ask, no turn between them is free.
+for _ in range(20):
+    limiter.bucket("k", "1/30ms", within=60)
 all = [gevent.spawn(waits) for _ in range(60)]
 gevent.sleep(0.2)
 gevent.killall(all[20:43])
@@ -327,7 +332,7 @@ def test_threads_whose_timeouts_end_together_lose_no_turn(server: Server, raw: r
     with ThreadPoolExecutor(200) as pool:
         with paused(raw):
             late = [pool.submit(limiter.acquire, "bucket", "k", "1/1s", timeout=200) for _ in range(200)]
-            wait_for("all to ask", lambda: len(limiter._asking.here().lines._at_it) == 200)
+            wait_for("all to ask", lambda: len(limiter._asker.here().lines._at_it) == 200)
             clock.advance(200)
         assert not any(each.result().allowed for each in late)
     wait_for("turns that go back", lambda: calls(raw, "rl.bucket") == 401)
@@ -363,6 +368,23 @@ async def test_a_turn_that_comes_after_the_timeout_goes_back(server: Server, raw
         await until(lambda: calls(raw, "rl.bucket") == 3)
 
 
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_a_wait_that_is_told_when_less_is_left_of_the_timeout_is_not_waited_for(
+    server: Server, raw: redis.Redis, algorithm: Any
+) -> None:
+    clock = Slept()
+    with redis.Redis(port=server.port) as client, ThreadPoolExecutor() as pool:
+        limiter = RateLimiter(client, clock=clock, sleep=clock.sleep)
+        assert limiter.acquire(algorithm, "k", "1/s")
+        with paused(raw):
+            late = pool.submit(limiter.acquire, algorithm, "k", "1/s", timeout=1)
+            wait_for("it to ask", lambda: blocked(raw))
+            clock.advance(0.9)
+        told = late.result()
+    assert (told.limited, told.taken, clock.sleeps) == (True, 0, [])
+    assert limiter.peek("k", "1/s", at=clock() - 900).retry_after == timedelta(seconds=1)
+
+
 def test_a_cost_above_the_limit_asks_at_once_also_behind_others(server: Server, raw: redis.Redis) -> None:
     limiter = RateLimiter(raw, clock=Clock(), sleep=lambda _: time.sleep(60))
     assert limiter.acquire("log", "k", "1/h")
@@ -381,6 +403,36 @@ def test_a_thread_that_is_interrupted_gives_its_turn_back(raw: redis.Redis) -> N
     with pytest.raises(KeyboardInterrupt):
         limiter.acquire("bucket", "k", "1/10s")
     assert limiter.peek("k", "1/10s").retry_after == timedelta(seconds=10)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+@pytest.mark.parametrize("algorithm", ["log", "bucket"])
+def test_what_is_on_its_way_to_a_thread_that_is_interrupted_goes_back_when_another_asks(
+    server: Server, raw: redis.Redis, algorithm: Any
+) -> None:
+    clock = Clock()
+    seen = RateLimiter(raw, clock=clock)
+
+    def interrupt(*_: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        if seen.peek("k", "5/1h").remaining == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with forwarding(server.port, delay=0.4) as network, redis.Redis(port=network.port) as client:
+            limiter = RateLimiter(client, clock=clock)
+            assert limiter.acquire(algorithm, "k", "5/1h").remaining == 4
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(KeyboardInterrupt):
+                limiter.acquire(algorithm, "k", "5/1h")
+            assert seen.peek("k", "5/1h").remaining == 3
+            for _ in range(2):
+                assert limiter.acquire(algorithm, "other", "5/1h")
+            assert seen.peek("k", "5/1h").remaining == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_plain_call_takes_units_that_are_there_within_a_time(raw: redis.Redis) -> None:
@@ -420,7 +472,7 @@ def test_of_a_log_one_thread_of_a_process_asks_and_the_others_stand_in_order_beh
             assert limiter.acquire("log", "k", "1/20ms", timeout=PATIENCE)
             served.append(number)
 
-        queue = queue_of(limiter._asking.here().queues, None, "k")
+        queue = queue_of(limiter._asker.here().queues, None, "k")
         threads = [threading.Thread(target=waits, args=[number]) for number in range(30)]
         with paused(raw):
             for thread in threads:
@@ -484,7 +536,7 @@ def test_a_thread_that_is_interrupted_leaves_its_turn_to_the_next(server: Server
             interrupted = pool.submit(first)
             assert is_asleep.wait(PATIENCE)
             next_one = pool.submit(limiter.acquire, "log", "k", "1/1h")
-            queue = queue_of(limiter._asking.here().queues, None, "k")
+            queue = queue_of(limiter._asker.here().queues, None, "k")
             wait_for("the next to wait", lambda: queue.asleep)
             is_over.set()
             interrupted.result(PATIENCE)

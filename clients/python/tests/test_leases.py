@@ -22,7 +22,7 @@ import valkey
 import valkey.asyncio
 
 from redis_rl import AsyncLeases, AsyncRateLimiter, Leases, RateLimiter, Verdict
-from redis_rl._guard import threads as asking
+from redis_rl._guard import threads as of_threads
 from redis_rl._lines.threads import ThreadLines
 from redis_rl.testing import Clock
 
@@ -114,7 +114,7 @@ def test_threads_share_leases(limiter: RateLimiter, raw: redis.Redis) -> None:
 
 
 def waiting(leases: Leases, key: str) -> int:
-    known = leases._asking.here().keys._keys
+    known = leases._asker.here().keys._keys
     return sum(len(each.waiting) for (name, _), each in known.items() if name == key)
 
 
@@ -128,9 +128,9 @@ def test_threads_that_ask_first_at_the_same_time_share_leases(
         make(*arguments, **patience)
 
     monkeypatch.setattr(ThreadLines, "__init__", make_at_once)
-    asking = leases_of(limiter)._asking
+    asker = leases_of(limiter)._asker
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: asking.here(), range(2))
+        first, second = pool.map(lambda _: asker.here(), range(2))
     assert first is second
 
 
@@ -223,7 +223,7 @@ def test_interrupts_anywhere_end_no_take_and_no_close(
     limiter: RateLimiter, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # After so long a thread concludes that the one that it waits for was killed: 60 seconds otherwise.
-    monkeypatch.setattr(asking, "_LOST_SECONDS", 1)
+    monkeypatch.setattr(of_threads, "_LOST_SECONDS", 1)
     passed = interrupted = 0
     leases = leases_of(limiter, 100_000, units=10)
     passed += allowed([leases.take("k0")])
@@ -312,7 +312,7 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def test_a_lease_goes_back_when_the_process_ends(server: Server, raw: redis.Redis) -> None:
-    text = "for _ in range(50): leases.take('k')\nprint(leases._asking.has_leases)"
+    text = "for _ in range(50): leases.take('k')\nprint(leases._asker.has_leases)"
     with script(text, server.port, "log", LIMIT, "3650d", 100) as process:
         assert process.communicate(timeout=PATIENCE)[0] == "True\n"
         assert process.wait(PATIENCE) == 0
@@ -323,7 +323,7 @@ FORK = """
 import os
 for _ in range(50): leases.take("k")
 child = os.fork()
-print(leases._asking.has_leases, not leases.take("k").limited)
+print(leases._asker.has_leases, not leases.take("k").limited)
 sys.stdout.flush()
 if child:
     os.waitpid(child, 0)
@@ -495,7 +495,7 @@ def test_event_loops_at_once_and_one_after_another_have_leases_of_their_own(serv
 
     async def give_back() -> int:
         passed = await take()
-        await leases._asking.close(PATIENCE)
+        await leases._asker.close(PATIENCE)
         return passed
 
     with ThreadPoolExecutor(4) as pool:

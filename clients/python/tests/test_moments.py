@@ -93,7 +93,7 @@ class Calls:
         self.limiter = RateLimiter(client, clock=clock)
         self.leases = Leases(self.limiter, "log", (MANY, "1h"), units=50, ttl=3)
         self.guard = Guard(client, f"{MANY}/h", timeout=None, clock=clock, key=lambda _: "bob")
-        self.taken = self.leased = self.guarded = 0
+        self.taken = self.turns = self.leased = self.guarded = 0
 
     def take(self) -> None:
         self.taken += 1
@@ -102,6 +102,10 @@ class Calls:
     def acquire(self) -> None:
         self.taken += 1
         assert not self.limiter.acquire("log", "taken", (MANY, "1h"), timeout=1).limited
+
+    def have_turn(self) -> None:
+        self.turns += 1
+        assert not self.limiter.acquire("bucket", "turns", (MANY, "1h"), timeout=1).limited
 
     def lease(self) -> None:
         self.leased += 1
@@ -149,12 +153,13 @@ class Calls:
         """Gives back what is leased, and closes idle connections."""
         self.leases.close()
         self.guard.close()
-        self.limiter._asking.close_now(1)
+        self.limiter._asker.close_now(1)
 
     def check(self, raw: Any, as_of: list[Any]) -> None:
         self.end()
         for key, taken in (
             ("taken", self.taken),
+            ("turns", self.turns),
             ("leased", self.leased),
             ("requests:bob", self.guarded),
             ("held", 0),
@@ -170,7 +175,18 @@ class Request:
         self.remote_addr, self.path = "192.0.2.1", "/"
 
 
-CALLS = ["take", "acquire", "lease", "hold", "hold_by_guard", "end_generator", "settle", "give_back", "close"]
+CALLS = [
+    "take",
+    "acquire",
+    "have_turn",
+    "lease",
+    "hold",
+    "hold_by_guard",
+    "end_generator",
+    "settle",
+    "give_back",
+    "close",
+]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -225,7 +241,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
         for each in threads:
             if each.ident is None:
                 each.start()
-        wait_for("one to have asked", lambda: leases._asking.here()._calls)
+        wait_for("one to have asked", lambda: leases._asker.here()._calls)
         assert not leases.take("k").limited
 
     machine: Any = memory._machines.here()
@@ -249,7 +265,7 @@ def test_a_finalizer_within_a_plain_call_waits_for_no_thread_that_waits_for_this
 def test_who_knows_nodes_of_a_cluster_waits_for_no_other_thread_that_learns_them(raw_cluster: Any) -> None:
     limiter = RateLimiter(raw_cluster)
     assert limiter.acquire("log", "k", "5/h")
-    lines = limiter._asking.here().lines
+    lines = limiter._asker.here().lines
     lines.renewed = 0
     is_learning, is_over = threading.Event(), threading.Event()
 

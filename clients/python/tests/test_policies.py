@@ -17,7 +17,7 @@ from fastapi import Depends, FastAPI
 from starlette.testclient import TestClient
 
 from redis_rl import Decision, RateLimiter, http
-from redis_rl._guard import address, asking
+from redis_rl._guard import address, asker
 from redis_rl._guard.visit import Visit
 from redis_rl.asgi import Answer, Guard, Policies, Policy, Scope
 from redis_rl.http import Shown
@@ -441,7 +441,7 @@ async def test_a_wait_told_from_memory_is_never_a_millisecond_early(
     # Replies come late in one millisecond, the next request early in another.
     now_ns = 10**9 + 900_000
 
-    monkeypatch.setattr(asking, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(asker, "monotonic_ns", lambda: now_ns)
     async with guarded(server, Policy("q", "5/h", lease=lease), remember=60) as (guard, _):
         for _ in range(5):
             await guard.take(SCOPE)

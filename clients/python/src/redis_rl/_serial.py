@@ -54,15 +54,15 @@ class EachProcess(Generic[_Made]):
         return self._of.get(os.getpid())
 
 
-class Alarm:
+class Sleeper:
     """A thread sleeps by acquiring a lock, which is released to wake it. Anybody may do that at any moment."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def sleep(self, seconds: float = -1) -> bool:
-        """Sleeps until it is woken, or for so long. Returns False if it was not woken, or awake already."""
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps until it is woken, or for so long. Returns whether it was woken."""
         return self._lock.acquire(timeout=seconds)
 
     def wake(self) -> None:

@@ -22,7 +22,7 @@ from . import http
 from ._commands import wire
 from ._commands.wire import Algorithm, seconds_of, timedelta_of
 from ._guard.limiter import RateLimiter
-from ._guard.threads import InThreads, new_asking
+from ._guard.threads import InThreads, new_asker
 from ._keys import Rules
 from ._library import redis
 from ._lines.errors import is_away
@@ -52,7 +52,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
     limiter: RateLimiter | None = None
     """The limiter that counts; by default one for the URL in settings.REDIS_RL."""
     remember = 0.0
-    """Seconds for which a refusal is repeated without asking, at most."""
+    """Seconds for which a refusal is repeated without asker, at most."""
     lease = 0
     """How many units a process takes in advance of a key that is asked for often, at most."""
     _retry_after: timedelta | None = None
@@ -81,7 +81,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
         wire.check_cost(cost := self.get_cost(request, view))
         rules = Rules.of(self.algorithm, self.quotas, http.LEASE_MS, self.lease)
         try:
-            verdict = _asking(limiter, self.remember).here().take(key, rules, cost)
+            verdict = _asker(limiter, self.remember).here().take(key, rules, cost)
         except Exception as error:
             if wire.is_mistake(error) and not is_away(error):
                 raise
@@ -124,9 +124,9 @@ def _settings() -> dict[str, Any]:
 
 
 @cache
-def _asking(limiter: RateLimiter, remember: float) -> InThreads:
-    asking: InThreads = new_asking(limiter.client, limiter.clock, InThreads, remember=remember)
-    return asking
+def _asker(limiter: RateLimiter, remember: float) -> InThreads:
+    asker: InThreads = new_asker(limiter.client, limiter.clock, InThreads, remember=remember)
+    return asker
 
 
 @cache

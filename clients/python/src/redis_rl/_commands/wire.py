@@ -190,10 +190,6 @@ class Verdicts:
         """Makes those of one row. A verdict without a time has taken nothing."""
         return cls(verdict.limited, verdict.retry_after, verdict.at or 0, (verdict,))
 
-    def verdict(self) -> Verdict:
-        """Returns what the single command would reply if the rows are tiers of one key, with the time."""
-        return tightest(self.rows)._replace(at=self.at)
-
 
 def tightest(rows: Sequence[Verdict]) -> Verdict:
     """Returns the verdict that a single command would tell of several tiers."""

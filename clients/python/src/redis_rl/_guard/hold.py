@@ -67,11 +67,11 @@ class _Hold:
     """Carries out what :class:`Place` says, with the requests that take and give back its units."""
 
     _queue: _Places
-    _asking: Any = None
+    _asker: Any = None
 
     def __init__(
         self,
-        asking: Any,
+        asker: Any,
         sleep: Callable[[float], Any],
         key: Key,
         limit: int,
@@ -89,7 +89,7 @@ class _Hold:
             raise TypeError(f"on_late is a function of the key: {on_late!r}")
         self.key = f"{prefix}{key}" if isinstance(key, str) else key
         mark = f"{prefix}waiting:{key}" if isinstance(key, str) else b"waiting:%b" % key
-        self._asks, self._sleep, self._on_late, self._limit = asking, sleep, on_late, limit
+        self._asks, self._sleep, self._on_late, self._limit = asker, sleep, on_late, limit
         self._ttl_ms, self._timeout_ms = int(seconds * 1000), int(seconds_of("timeout", timeout) * 1000)
         self._share, self._mark = self._by(limit), Share(wire.sendable(mark), _MARK, 1)
         self._place: Place | None = None
@@ -105,7 +105,7 @@ class _Hold:
     @property
     def is_late(self) -> bool:
         """Whether it was not renewed in time, so that somebody else may have the place."""
-        return self._place is not None and self._place.is_late(self._asking.now_ms())
+        return self._place is not None and self._place.is_late(self._asker.now_ms())
 
     def _by(self, limit: int) -> Share:
         rules = Rules.of("log", wire.checked_pairs([(limit, f"{self._ttl_ms}ms")], "log"), 0, 0)
@@ -113,14 +113,14 @@ class _Hold:
 
     def _begin_in(self, where: Hashable) -> None:
         """Begins to ask in this event loop, or in threads."""
-        self._asking = self._asks.here()
-        self._queue = queue_of(self._asking.queues, where, *self._share[:2], make=_Places)
+        self._asker = self._asks.here()
+        self._queue = queue_of(self._asker.queues, where, *self._share[:2], make=_Places)
         # So that it knows of the last places when it is asked for the next.
-        self._asking.recent.append(self._queue)
+        self._asker.recent.append(self._queue)
 
     async def _enter(self, me: Any) -> None:
         """Tries until it has the place or its time is over."""
-        here, queue = self._asking, self._queue
+        here, queue = self._asker, self._queue
         until_ms = here.now_ms() + self._timeout_ms
         # Who comes while others wait stands behind them. Else a process that asks in a loop has all places.
         waits = self._timeout_ms and queue.has_first and not queue.is_first(me)
@@ -148,7 +148,7 @@ class _Hold:
                 queue.unmark(here)
 
     async def _try(self) -> None:
-        here, queue = self._asking, self._queue
+        here, queue = self._asker, self._queue
         queue.due_ms = here.now_ms() + randrange(*_WAITS_MS)
         does = queue.way.asks(here.now_ms(), self._limit, len(queue.held))
         if does == "look":
@@ -177,23 +177,23 @@ class _Hold:
         """A place was given back, so the first who waits asks at once."""
         if not self:
             self._queue.held.discard(id(self))
-            self._queue.way.ended(self._asking.now_ms())
+            self._queue.way.ended(self._asker.now_ms())
             self._queue.due_ms = 0
             self._queue.wake_first()
 
     async def _renew(self, request: Request) -> None:
         try:
-            [outcome] = await self._asking.decide([request])
+            [outcome] = await self._asker.decide([request])
         except BaseException as interruption:
             for each in self._told(interruption):
-                self._asking.give_back(each)
+                self._asker.give_back(each)
             self._watch()
             raise
         back = self._told(outcome)
         self._watch()
         for each in back:
             self._freed()
-            await self._asking.release(each, CLOSE_SECONDS)
+            await self._asker.release(each, CLOSE_SECONDS)
 
     def _watch(self) -> None:
         """Has the place renewed in time."""
@@ -201,14 +201,14 @@ class _Hold:
     def _begin(self, share: Share) -> Request:
         if self._place and self._place.state != "over" and self._pid == os.getpid():
             raise RuntimeError("this place is held already: each block calls hold")
-        self._pid, self._place = os.getpid(), Place(self._ttl_ms, self._asking.now_ms())
+        self._pid, self._place = os.getpid(), Place(self._ttl_ms, self._asker.now_ms())
         self._new = Request([share])
         return self._new
 
     def _tick(self) -> Request | None:
         """Returns the request to renew the place with, if it is time."""
         assert self._place
-        says = self._place.tick(self._asking.now_ms())
+        says = self._place.tick(self._asker.now_ms())
         if "take" in says:
             # By the largest limit there is, so that whoever has a place keeps it.
             self._new = Request([self._by(MAX_COST)])
@@ -218,7 +218,7 @@ class _Hold:
     def _told(self, outcome: Outcome | BaseException) -> list[Request]:
         """Tells the place the outcome of the last request. Returns the requests whose units go back."""
         assert self._place
-        now_ms = self._asking.now_ms()
+        now_ms = self._asker.now_ms()
         if not isinstance(outcome, Outcome) or outcome.limited:
             return self._back(self._place.failed(now_ms))
         back = self._back(self._place.taken(now_ms, outcome.at))
@@ -226,7 +226,7 @@ class _Hold:
         return back
 
     def _end(self) -> list[Request]:
-        return self._back(self._place.end(self._asking.now_ms())) if self and self._place else []
+        return self._back(self._place.end(self._asker.now_ms())) if self and self._place else []
 
     def _back(self, says: list[Said]) -> list[Request]:
         self._tell_if_late(says)
@@ -255,13 +255,13 @@ class Hold(_Hold):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request in self._end():
-            self._asking.give_back(request)
+            self._asker.give_back(request)
             self._freed()
         self._tell()
 
     def __del__(self) -> None:
         # An exception between two lines of this class may have kept a place that no block holds.
-        if self._asking and self:
+        if self._asker and self:
             self.__exit__(None, None, None)
 
     def renew(self) -> bool:
@@ -298,9 +298,9 @@ class AsyncHold(_Hold):
         if self:
             _renewals.here().forget(self)
             for request in self._end():
-                # Whoever is woken asks in a later turn, when this has been sent.
+                # Whoever is woken asks in a later iteration of the loop, when this has been sent.
                 self._freed()
-                await self._asking.release(request, CLOSE_SECONDS)
+                await self._asker.release(request, CLOSE_SECONDS)
             if self._renewal:
                 # The renewal under way gives back both units: the one held and the one it has asked for.
                 await asyncio.wait([self._renewal], timeout=CLOSE_SECONDS)
@@ -308,7 +308,7 @@ class AsyncHold(_Hold):
     def seconds_left(self) -> float:
         """The seconds until the next tick is due, infinite if none is."""
         due = self._place.due if self and self._place else None
-        return inf if due is None else (due - self._asking.now_ms()) / 1000
+        return inf if due is None else (due - self._asker.now_ms()) / 1000
 
     def tick(self, loop: Loop) -> None:
         if self and (request := self._tick()):

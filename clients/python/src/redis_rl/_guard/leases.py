@@ -10,7 +10,7 @@ from .._commands.wire import MAX_COST, Algorithm, Key, Quota, Time, Verdict, sec
 from .._keys import Rules
 from .limiter import AsyncRateLimiter, RateLimiter
 from .loops import InLoops
-from .threads import CLOSE_SECONDS, InThreads, new_asking
+from .threads import CLOSE_SECONDS, InThreads, new_asker
 
 _Limiter = TypeVar("_Limiter", RateLimiter, AsyncRateLimiter)
 
@@ -43,7 +43,7 @@ class _Leased(Generic[_Limiter]):
         wire.check_units("the units of a lease", units)
         self._rules = Rules.of(algorithm, pairs, int(seconds_of("ttl", ttl) * 1000), units)
         remember = seconds_of("remember", remember)
-        self._asking: Any = new_asking(limiter.client, limiter.clock, self._where, remember=remember)
+        self._asker: Any = new_asker(limiter.client, limiter.clock, self._where, remember=remember)
 
 
 class AsyncLeases(_Leased[AsyncRateLimiter]):
@@ -54,13 +54,13 @@ class AsyncLeases(_Leased[AsyncRateLimiter]):
     async def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
         _check_cost(cost)
-        verdict = self._asking.here().take(key, self._rules, cost)
+        verdict = self._asker.here().take(key, self._rules, cost)
         # A limiter in memory decides at once.
         return verdict if isinstance(verdict, Verdict) else await verdict
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        await self._asking.close(timeout)
+        await self._asker.close(timeout)
 
     async def __aenter__(self) -> AsyncLeases:
         return self
@@ -85,12 +85,12 @@ class Leases(_Leased[RateLimiter]):
     def take(self, key: Key, cost: int = 1) -> Verdict:
         """Takes units, from the lease if it has enough."""
         _check_cost(cost)
-        verdict: Verdict = self._asking.here().take(key, self._rules, cost)
+        verdict: Verdict = self._asker.here().take(key, self._rules, cost)
         return verdict
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Gives back what is left, within so many seconds. From then on every request is asked for."""
-        self._asking.close_now(timeout)
+        self._asker.close_now(timeout)
 
     def __enter__(self) -> Leases:
         return self

@@ -30,7 +30,7 @@ from .hold import AsyncHold, Hold
 from .loops import InLoops
 from .queue import Queue, TaskWaiter, ThreadWaiter, queue_of
 from .run import run
-from .threads import InThreads, new_asking
+from .threads import InThreads, new_asker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,12 +80,12 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         self.clock: Clock | None = clock or getattr(client, "clock", None)
 
     @cached_property
-    def _asking(self) -> Any:
+    def _asker(self) -> Any:
         # Who waits for units or a place has named a timeout: a new connection has no longer than a reply.
-        asking = new_asking(self.client, self.clock, self._where, remember=0, connecting=1)
+        asker = new_asker(self.client, self.clock, self._where, remember=0, connecting=1)
         # All limiters of a client share its connections, which end with it: an application may make one for each
         # request. They need the client, so that a WeakKeyDictionary would keep both for ever.
-        return asking if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asking)
+        return asker if self.clock else getattr(self.client, "__dict__", {}).setdefault("_redis_rl", asker)
 
     def _as_of(self, at: int | None) -> int | None:
         """The time that a command names in AT, or None if the server's clock decides."""
@@ -149,8 +149,8 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         ``at``, to give the units back.
 
         Whoever is cancelled, or interrupted while it sleeps, takes nothing: its units go back as of their time, and of
-        a bucket those of its process who stand behind it move up. So do the units on their way to a task. What a thread
-        has asked for stays counted if the interruption comes before the reply.
+        a bucket those of its process who stand behind it move up. So do units that are on their way: those to a thread
+        when another one asks next. What a thread was sending, or was just handed out, stays counted.
         """
         wire.check_algorithm(algorithm)
         wire.check_units("a cost that is waited for", cost)
@@ -161,7 +161,7 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
 
     async def _acquired(self, me: Any, where: Any, share: Share, timeout_ms: int) -> Verdict:
         """Waits in the line of a key, in threads or in an event loop."""
-        here = self._asking.here()
+        here = self._asker.here()
         if not share.rules.is_ahead:
             return await self._served(here, me, queue_of(here.queues, where, share.key), share, timeout_ms)
         line = BucketLine()
@@ -216,7 +216,7 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
         the block is not ended. Raises an error if Redis is away.
         """
-        return self._held(self._asking, self._sleep, key, limit, ttl, timeout, on_late)
+        return self._held(self._asker, self._sleep, key, limit, ttl, timeout, on_late)
 
 
 class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):

@@ -14,11 +14,11 @@ from .._keys import Command, Outcome, Request, Rules, Share, Step, verdict_of
 from .._lines.errors import is_away
 from .._lines.loop import EachLoop, Loop, LoopLines, spawn
 from .._lines.own import Node
-from .asking import Asking
+from .asker import Asker
 from .outages import Outages
 
 
-class InLoop(Asking):
+class InLoop(Asker):
     """The keys of one event loop, and the connections on which it asks for them."""
 
     def __init__(
@@ -76,7 +76,7 @@ class InLoop(Asking):
         for key, words, told in commands:
             self.lines.send(key, words, told)
         if not self._writing or self._writing.done():
-            # The loop may end in the turn after the next.
+            # The loop may end after its next iteration.
             self._writing = spawn(self._loop, self.lines.write_now())
 
     async def settle(self, request: Request, used: Mapping[int, int]) -> Outcome | Exception:
@@ -97,7 +97,7 @@ class InLoop(Asking):
     async def release(self, request: Request, timeout: float) -> None:
         """Gives back, and waits for so many seconds at most until the server has it.
 
-        It is written in this very turn: a server that shuts down may end the process before the next.
+        It is written before the loop goes on: a server that shuts down may end the process then.
         """
         commands = self._tell(self.keys.give_back, self.now_ms(), request)
         await self.lines.write_now()

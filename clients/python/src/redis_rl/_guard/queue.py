@@ -20,7 +20,7 @@ from typing import Any
 from weakref import ref
 
 from .._lines.loop import spawn
-from .._serial import Alarm, Kept, kept
+from .._serial import Kept, Sleeper, kept
 from .run import run
 
 # The wait of each thread in which no other wait of the same thread is under way further out.
@@ -60,7 +60,7 @@ class ThreadWaiter(Waiter):
 
     def __init__(self, replaced: Callable[[float], Any] | None) -> None:
         super().__init__(replaced)
-        self._alarm = Alarm()
+        self._sleeper = Sleeper()
         # A finalizer or a signal handler may wait in the middle of another wait of its thread. It stands behind nobody
         # then, since that could be for itself.
         self.is_inner = kept(_outermost, threading.get_ident(), self) is not self
@@ -72,10 +72,10 @@ class ThreadWaiter(Waiter):
         if is_first and self._replaced:
             self._replaced(seconds)
         else:
-            self._alarm.sleep(min(seconds, self.look_seconds))
+            self._sleeper.sleep(min(seconds, self.look_seconds))
 
     def wake(self) -> bool:
-        self._alarm.wake()
+        self._sleeper.wake()
         return True
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,10 @@
-"""Carries out in the calling thread what :class:`Keys` decides: sends its commands and gives its answers."""
+"""Carries out in the calling thread what :class:`Keys` decides: sends its commands and gives its answers.
+
+Example: threads A and B take a unit of one leased key. A tells the keys, which say: send ``COST 11 PARTIAL``. A sends
+it, and waits for the reply. B tells the keys, which say nothing, since A's command is in flight: B sleeps. The reply
+comes, and A tells it to the keys. They say that A and B have a unit each, and lease the rest. A notes that in B's
+call, wakes B, and returns. If A is interrupted while it waits, it tells the keys an error, which B then raises.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +25,10 @@ from .._lines.beside import runs_threads
 from .._lines.errors import is_away
 from .._lines.own import Node, socket_timeout
 from .._lines.threads import ThreadLines, Words
-from .._serial import Alarm, EachProcess, Serial
+from .._serial import EachProcess, Serial, Sleeper
 from .._time import monotonic
 from ..memory import decides_here
-from .asking import Asking
+from .asker import Asker
 from .outages import Outages
 
 # How long the end of an application waits for a server that says nothing.
@@ -40,7 +46,7 @@ class _AbandonedError(ConnectionError):
 class _Call:
     """The requests of one thread, and the answers that have come for them."""
 
-    __slots__ = ("__weakref__", "alarm", "answers", "commands", "is_alone", "is_over", "requests", "sent")
+    __slots__ = ("__weakref__", "answers", "commands", "is_alone", "is_over", "requests", "sent", "sleeper")
 
     def __init__(self, requests: Sequence[Request] = (), *, is_alone: bool = False) -> None:
         """A call is alone if its requests have no lease or memory to share with others."""
@@ -51,11 +57,11 @@ class _Call:
         self.commands: deque[Command] = deque()
         self.sent: list[Command] = []
         # Of a thread that may sleep.
-        self.alarm: Alarm | None = None
+        self.sleeper: Sleeper | None = None
 
     def wake(self) -> None:
-        if self.alarm:
-            self.alarm.wake()
+        if self.sleeper:
+            self.sleeper.wake()
 
 
 class _HereLines:
@@ -73,9 +79,11 @@ class _HereLines:
     def node_of(self, key: Key) -> Node:
         return None
 
-    def exchange(self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None) -> list[Any]:
+    def exchange(
+        self, commands: Sequence[tuple[Key, Words]], timeout: float | None = None, **options: Any
+    ) -> list[Any]:
         replies: list[Any] = []
-        for _, words in commands:
+        for _key, words in commands:
             try:
                 replies.append(self._limiter.execute_command(*words))
             except Exception as error:
@@ -86,7 +94,7 @@ class _HereLines:
         pass
 
 
-class InProcess(Asking):
+class InProcess(Asker):
     """The keys of one process, and the connections on which its threads ask for them.
 
     It has no thread, timer or event loop of its own. So a lease that is over goes back with the next request, by
@@ -103,7 +111,7 @@ class InProcess(Asking):
         self.lines: Any = _HereLines(client) if is_here else ThreadLines(client, **patience)
         super().__init__(client, outages, self.lines.slot_of, remember, clock)
         self._remembers = remember > 0
-        # Decides about requests that share nothing: it has no lease, remembers nothing, and so needs no turn.
+        # Decides about requests that share nothing: it has no lease and remembers nothing, so any thread may use it.
         self._alone = Keys(0, slot_of=self.lines.slot_of)
         self._alone.close()
         self._serial = Serial()
@@ -278,10 +286,10 @@ class InProcess(Asking):
             self._carry_out(call)
             if len(call.answers) == len(call.requests):
                 return
-            if call.alarm is None:
+            if call.sleeper is None:
                 # From now on it is woken. What has come before is looked for once more.
-                call.alarm = Alarm()
-            elif not call.commands and not call.alarm.sleep(min(_LOOK_SECONDS, _LOST_SECONDS)):
+                call.sleeper = Sleeper()
+            elif not call.commands and not call.sleeper.sleep(min(_LOOK_SECONDS, _LOST_SECONDS)):
                 self._serial.catch_up()
                 if monotonic() > lost:
                     lost = monotonic() + _LOST_SECONDS
@@ -322,12 +330,18 @@ class InProcess(Asking):
             replies = [self._outages.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
-            told = self.lines.exchange([words[index] for index in to_send], timeout)
+            late = partial(self._late, call, [commands[index] for index in to_send])
+            told = self.lines.exchange([words[index] for index in to_send], timeout, late=late)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
                 if isinstance(reply, Exception) and is_away(reply):
                     self._outages.failed(reply, nodes[index], commands[index].shares[0])
         return replies
+
+    def _late(self, call: _Call, commands: Sequence[Command], index: int, reply: Any) -> None:
+        """A reply has come to a thread that was interrupted. What it was granted goes back."""
+        if (command := commands[index]).awaits_reply:
+            self._reply(call, self.now_ms_after(), command, command.read(reply))
 
     def _forget(self) -> None:
         """Drops all keys after an interruption halfway. Leases go back, and threads that wait are told an error."""
@@ -346,7 +360,7 @@ class InProcess(Asking):
         for request in call.requests:
             self._serial.bring(self._step_or_forget, self.keys.give_back, now_ms, request)
         for command in (*call.sent, *call.commands):
-            if command.awaits_reply:
+            if command.awaits_reply and not call.is_alone:
                 self._serial.bring(self._step_or_forget, self.keys.reply, now_ms, command, _AbandonedError())
         call.commands.clear()
         self._carry_out(call)
@@ -383,7 +397,7 @@ class InThreads(EachProcess[InProcess]):
         return self.made is not None and self.made.has_leases
 
 
-def new_asking(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
+def new_asker(client: Any, clock: Clock | None, where: Any, *, remember: float, **patience: Any) -> Any:
     """Asks on connections made from a client: in event loops or in threads. A limiter in memory decides in threads."""
     where = InThreads if decides_here(client) else where
     return where(

@@ -29,10 +29,10 @@ class Charge(NamedTuple):
 class Part:
     """The charges that were decided together: those of all policies of a step, or that of one dry run."""
 
-    __slots__ = ("asking", "charges", "error", "outcome", "request")
+    __slots__ = ("asker", "charges", "error", "outcome", "request")
 
-    def __init__(self, asking: Any, charges: Sequence[Charge], request: Request, told: Outcome | Exception) -> None:
-        self.asking, self.charges, self.request = asking, charges, request
+    def __init__(self, asker: Any, charges: Sequence[Charge], request: Request, told: Outcome | Exception) -> None:
+        self.asker, self.charges, self.request = asker, charges, request
         self.outcome = None if isinstance(told, Exception) else told
         self.error = told if isinstance(told, Exception) else None
 
@@ -49,7 +49,7 @@ class Part:
         if self.request.gives_back:
             return []
         units = [sum(counted.values()) for counted in self.request.counted]
-        self.asking.give_back(self.request)
+        self.asker.give_back(self.request)
         return units
 
 
@@ -82,9 +82,14 @@ class Visit:
         self._names: set[str] = set()
         self._are_chosen = False
 
+    @property
+    def is_over(self) -> bool:
+        return self._state is None
+
     def end(self) -> None:
         if self._state is not None:
             self._state[VISIT] = None
+            self._state = None
 
     def answer(self, others: Iterable[tuple[str, str]] = ()) -> tuple[Decision | None, list[tuple[str, str]]]:
         """Begins the answer. Returns the refusal that takes its place, if there is one, and header fields.
@@ -108,8 +113,10 @@ class Visit:
 
     def note(self, limit: Limit, policies: Iterable[Policy]) -> None:
         """Notes which policies a limit has. Those too count whose key does not limit this request."""
-        self._are_chosen |= limit.fixed is None
-        self._names.update([policy.name for policy in policies])
+        if limit.fixed is None:
+            self._are_chosen = True
+        for policy in policies:
+            self._names.add(policy.name)
 
     def meet(self, charges: Iterable[Charge], *, may_repeat: bool = True) -> list[Charge]:
         """Adds up the charges of one policy, and returns each once.
@@ -225,7 +232,7 @@ class Visit:
         for part, of_part in reversed(list(zip(parts, of_parts, strict=True))):
             if of_part and not part.request.gives_back:
                 before = list(part.request.rows)
-                told = await part.asking.settle(part.request, of_part)
+                told = await part.asker.settle(part.request, of_part)
                 if isinstance(told, Exception):
                     failed(told)
                     continue

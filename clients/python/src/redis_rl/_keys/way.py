@@ -10,7 +10,7 @@ Does: TypeAlias = Literal["ask", "look", "give way"]
 # After so many places for each that there is, or after so long with its own alone, a process looks who else waits.
 _PLACES, _ALONE_MS = 8, 100
 # For so long it gives way to one other: whoever waits asks within this time. For each further one it gives way for
-# longer, so that all have had their turn before it asks again.
+# longer, so that all have had a place before it asks again.
 _GIVES_WAY_MS, _FURTHER_MS, _MOST_MS = 60, 100, 360
 
 

@@ -57,7 +57,7 @@ _TABLE: dict[Kind, dict[str, str]] = {
 }
 TABLE = [State(starts, means, log) for means, of_kind in _TABLE.items() for starts, log in of_kind.items()]
 
-# redis-py and valkey-py turn the code of these errors into a class, and leave it out of the text.
+# redis-py and valkey-py make a class of the code of these errors, and leave it out of the text.
 _CODES = {
     "AskError": "ASK",
     "AuthenticationError": "WRONGPASS",

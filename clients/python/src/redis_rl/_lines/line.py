@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from .errors import Kind
 
-Verdict: TypeAlias = Literal["go on", "late", "give up"]
+Course: TypeAlias = Literal["go on", "late", "give up"]
 
 # How many ticks a timeout has, and how many timeouts a new connection may take to come up.
 TICKS = 20
@@ -23,27 +23,27 @@ class Line:
     def __init__(self, connecting: int = CONNECTING) -> None:
         self._is_up, self._connecting = False, connecting
         self._due = self._silent = 0
-        self._end: Verdict = "go on"
+        self._end: Course = "go on"
 
-    def up(self) -> Verdict:
+    def up(self) -> Course:
         self._is_up, self._silent = True, 0
         return self._end
 
-    def sent(self) -> Verdict:
+    def sent(self) -> Course:
         """A command has left, or waits until the line is up: a reply is due."""
         if not self._due:
             self._silent = 0
         self._due += 1
         return self._end
 
-    def replied(self, kind: Kind) -> Verdict:
+    def replied(self, kind: Kind) -> Course:
         """The oldest reply that was due has come."""
         self._due, self._silent = self._due - 1, 0
         if kind == "elsewhere" and self._end == "go on":
             self._end = "give up"
         return self._end
 
-    def tick(self) -> Verdict:
+    def tick(self) -> Course:
         """Waits one tick more than a timeout, since the first may have begun before the command left."""
         if self._end == "go on" and self.is_waiting:
             self._silent += 1
@@ -51,7 +51,7 @@ class Line:
                 self._end = "late"
         return self._end
 
-    def closed(self) -> Verdict:
+    def closed(self) -> Course:
         """The connection was lost, or could not be made."""
         if self._end == "go on":
             self._end = "give up"

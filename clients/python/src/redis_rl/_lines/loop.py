@@ -147,7 +147,7 @@ class LoopLines(Router):
             self.loop.call_soon(done, self.uncovered())
 
     async def write_now(self) -> None:
-        """Writes what is queued, as far as connections are up: in this very turn, since the loop may end after it."""
+        """Writes what is queued, as far as connections are up: before the loop goes on, since it may end then."""
         for connection in list(self._connections.values()):
             await connection.write_now()
 
@@ -204,7 +204,7 @@ class LoopLines(Router):
         for connection in idle:
             connection.end(None)
         await asyncio.gather(*(each.task for each in idle), return_exceptions=True)
-        # Transports are closed in the next turn.
+        # Transports are closed in the next iteration of the loop.
         await asyncio.sleep(0)
 
     def close_after(self, owner: object) -> None:
@@ -267,7 +267,7 @@ class _Connection:
             self._waking = None
 
     async def write_now(self) -> None:
-        """Writes what is queued, in place of the task that writes in a later turn."""
+        """Writes what is queued, in place of the task that writes in a later iteration of the loop."""
         if self._writer and not self.is_over and self._own.is_connected:
             await self._write_queue()
 
@@ -329,7 +329,7 @@ class _Connection:
                 self._waking = self._lines.loop.create_future()
                 await self._waking
                 if not self._due:
-                    # The server may have closed it while it was idle. The reader notices in the next turns.
+                    # The server may have closed it while it was idle. The reader notices soon.
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
             await self._write_queue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from asyncio import Future, get_running_loop
 from collections import deque
@@ -13,6 +12,7 @@ from ipaddress import ip_address
 from typing import Any
 from weakref import WeakValueDictionary
 
+from .._serial import EachProcess
 from .beside import Beside
 
 
@@ -49,8 +49,8 @@ def _tell(told: Future[Any], found: Any) -> None:
         (told.set_exception if isinstance(found, Exception) else told.set_result)(found)
 
 
-# By the number of the process and the name. A lookup stays as long as somebody waits for it.
-_lookups: WeakValueDictionary[tuple[int, str], _Lookup] = WeakValueDictionary()
+# By the name. A lookup stays as long as somebody waits for it.
+_lookups: EachProcess[WeakValueDictionary[str, _Lookup]] = EachProcess(WeakValueDictionary)
 
 
 async def addresses_of(host: str) -> list[str]:
@@ -58,7 +58,7 @@ async def addresses_of(host: str) -> list[str]:
     try:
         ip_address(host)
     except ValueError:
-        return await _lookups.setdefault((os.getpid(), host), _Lookup(host)).addresses()
+        return await _lookups.here().setdefault(host, _Lookup(host)).addresses()
     return [host]
 
 

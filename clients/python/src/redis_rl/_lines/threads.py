@@ -12,6 +12,7 @@ from time import process_time
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakSet
 
+from .._serial import Sleeper
 from .._time import monotonic
 from .beside import Beside, Job
 from .errors import is_moved, state_of
@@ -20,6 +21,8 @@ from .own import Library, Node, Router, own_pool, sentinels_of
 
 Name: TypeAlias = str | bytes
 Words: TypeAlias = Sequence[Name | int]
+Late: TypeAlias = Callable[[int, Any], object]
+"""Is told the index of a command and its reply."""
 
 # The most connections to a node. Further threads wait for one.
 _CONNECTIONS = 32
@@ -51,11 +54,17 @@ class ThreadLines(Router):
         self._waiting = _Waiting(errors.TimeoutError)
 
     def exchange(
-        self, commands: Sequence[tuple[Name, Words]], timeout: float | None = None, *, is_probe: bool = False
+        self,
+        commands: Sequence[tuple[Name, Words]],
+        timeout: float | None = None,
+        *,
+        is_probe: bool = False,
+        late: Late = lambda index, reply: None,
     ) -> list[Any]:
         """Sends commands, each given with its key, and returns for each the reply or the error.
 
-        ``timeout`` replaces the usual one. A probe waits for a new connection no longer than for a reply.
+        ``timeout`` replaces the usual one. A probe waits for a new connection no longer than for a reply. If this
+        thread is interrupted, whoever asks next calls ``late`` with the index of each command and its reply.
         """
         patience = self._timeout and self._timeout * (1 if is_probe else self._connecting)
         me = threading.get_ident()
@@ -63,16 +72,17 @@ class ThreadLines(Router):
         is_inner = me in self._at_it
         self._at_it.add(me)
         try:
-            return self._exchange(commands, _Patience(patience if timeout is None else timeout, timeout, is_inner))
+            seconds = patience if timeout is None else timeout
+            return self._exchange(commands, _Patience(seconds, timeout, is_inner), late)
         finally:
             if not is_inner:
                 self._at_it.discard(me)
 
-    def _exchange(self, commands: Sequence[tuple[Name, Words]], patience: _Patience) -> list[Any]:
+    def _exchange(self, commands: Sequence[tuple[Name, Words]], patience: _Patience, late: Late) -> list[Any]:
         if self.slot_of is None:
             of_server = self._of(None)
             sent = of_server.send([words for _, words in commands], patience)
-            return of_server.receive(sent, len(commands), patience.reply)
+            return of_server.receive(sent, range(len(commands)), patience.reply, late)
         replies: list[Any] = [None] * len(commands)
         if self._cluster is None and (error := self._learn(patience.seconds)):
             return [error] * len(commands)
@@ -88,7 +98,7 @@ class ThreadLines(Router):
             for node, indices in sorted(by_node.items())
         }
         for node, indices in by_node.items():
-            of_node = self._of(node).receive(under_way[node], len(indices), patience.reply)
+            of_node = self._of(node).receive(under_way[node], indices, patience.reply, late)
             for index, reply in zip(indices, of_node, strict=True):
                 replies[index] = self._redirected(commands[index][1]) if is_moved(reply) else reply
             if isinstance(of_node[-1], self._lost):
@@ -161,37 +171,35 @@ class _Waiting:
     def __init__(self, late: type[Exception]) -> None:
         """``late`` is raised if nothing comes."""
         self._late = late
-        # A thread sleeps by acquiring its lock, which is released to wake it.
-        self.asleep: deque[Any] = deque()
+        self.asleep: deque[Sleeper] = deque()
         # Changes whenever one is woken, and the last error.
         self._news = object()
         self.error: Exception | None = None
 
     def wait(self, longest: float | None, is_there: Callable[[], bool], begin: Callable[[], object]) -> None:
         """Begins to make what is needed, and sleeps until something is there. Raises the error if making it fails."""
-        before, told = self.error, threading.Lock()
-        told.acquire()
+        before, me = self.error, Sleeper()
         try:
-            self.asleep.append(told)
+            self.asleep.append(me)
             begin()
-            self._sleep(told, longest, is_there)
+            self._sleep(me, longest, is_there)
             if self.error is not before and self.error:
                 raise copy(self.error) from None
         except BaseException:
-            if told not in self.asleep:
+            if me not in self.asleep:
                 # What it was woken for is somebody else's.
                 self.wake()
             raise
         finally:
             with suppress(ValueError):
-                self.asleep.remove(told)
+                self.asleep.remove(me)
 
-    def _sleep(self, told: Any, longest: float | None, is_there: Callable[[], bool]) -> None:
+    def _sleep(self, me: Sleeper, longest: float | None, is_there: Callable[[], bool]) -> None:
         """Sleeps as long as others are woken, and ``longest`` beyond that, in which this process does not compute."""
         seconds = longest
         while not is_there():
             news, busy = self._news, _Busy()
-            if told.acquire(timeout=-1 if seconds is None else seconds):
+            if me.sleep(-1 if seconds is None else seconds):
                 return
             if news is self._news and longest and seconds and not is_there():
                 if not busy.is_busy or seconds > _MOST_TIMEOUTS * longest:
@@ -202,7 +210,7 @@ class _Waiting:
         """Wakes the thread that has waited longest."""
         self._news = object()
         with suppress(IndexError):
-            self.asleep.popleft().release()
+            self.asleep.popleft().wake()
 
     def wake_all(self, error: Exception | None = None) -> None:
         """With an error, all who wait raise it."""
@@ -239,12 +247,15 @@ class _Connections:
         # frame of an interrupted thread is no longer there.
         self._all: WeakSet[Any] = WeakSet()
         self._idle: deque[Any] = deque()
+        # Those on which replies to interrupted threads are due, with the replies that have come.
+        self._overdue: deque[tuple[Any, list[Any], Sequence[int], Late]] = deque()
         self._waiting = _Waiting(library.errors.TimeoutError)
 
     def send(self, commands: Sequence[Words], patience: _Patience) -> Any:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
+        self._read_overdue()
         try:
-            connection = self._taken(patience)
+            connection = self._ready(patience)
         except self._failures as error:
             return error
         try:
@@ -259,8 +270,9 @@ class _Connections:
             raise
         return connection
 
-    def receive(self, connection: Any, number: int, timeout: float | None) -> list[Any]:
+    def receive(self, connection: Any, indices: Sequence[int], timeout: float | None, late: Late) -> list[Any]:
         """Reads the replies on what :meth:`send` has returned. Those that do not come are errors."""
+        number = len(indices)
         if isinstance(connection, Exception):
             return [connection] * number
         timeout = self._timeout if timeout is None else timeout
@@ -282,7 +294,8 @@ class _Connections:
             self._give_up(connection, error)
             return replies + [error] * (number - len(replies))
         except BaseException:
-            self._give_up(connection, None)
+            self._overdue.append((connection, replies, indices, late))
+            self._waiting.wake()
             raise
         last = replies[-1]
         state = state_of(last)
@@ -292,7 +305,22 @@ class _Connections:
             self._put_back(connection)
         return replies
 
-    def _taken(self, patience: _Patience) -> Any:
+    def _read_overdue(self) -> None:
+        """Reads the replies to threads that were interrupted, which then give back what they were granted."""
+        for _ in range(len(self._overdue)):
+            # A part of a reply may have been read: an error says nothing then, and the connection is not used again.
+            with suppress(Exception):
+                connection, replies, indices, late = overdue = self._overdue.popleft()
+                while len(replies) < len(indices) and connection.can_read(0):
+                    replies.append(connection.read_response(disconnect_on_error=False))
+                if len(replies) < len(indices):
+                    self._overdue.append(overdue)
+                    continue
+                self._drop(connection)
+                for index, reply in zip(indices, replies, strict=True):
+                    late(index, reply)
+
+    def _ready(self, patience: _Patience) -> Any:
         """Returns a connection that is up and on which no reply is due."""
         while True:
             try:

@@ -13,7 +13,7 @@ from .._time import monotonic_ns
 from .outages import Outages
 
 
-class Asking:
+class Asker:
     """What asks for the units of keys: an event loop, or the threads of a process."""
 
     lines: Any
