@@ -98,6 +98,11 @@ class Guard(AsyncGuard):
     _refused = Refused
 
     @cached_property
+    def _names(self) -> dict[tuple[int, str], tuple[Any, str]]:
+        """The routes whose names are known, by their identity and their mount."""
+        return {}
+
+    @cached_property
     def middleware(self) -> "type[_Middleware]":
         """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
         return self._middleware_of(self._all)
@@ -164,13 +169,10 @@ class Guard(AsyncGuard):
         """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
-        known = limit.known.get((id(route), mount))
-        if known:
-            return known[1]
-        name = _name(request, route, mount)
-        if name:
-            # A client may write any mount that has no name.
-            limit.known[id(route), mount] = (route, name)
+        _, name = self._names.get((id(route), mount), (None, None))
+        if not name and (name := _name(request, route, mount)):
+            # Without a name it is not kept: a client may write any path of a mount there.
+            self._names[id(route), mount] = route, name
         return name
 
 

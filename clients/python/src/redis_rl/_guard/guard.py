@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from inspect import signature
 from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
@@ -58,7 +58,6 @@ _MEANWHILE = {
     "closed": "requests are answered 503 meanwhile",
     "local": "limits are local meanwhile",
 }
-_NO_GUARD = "needs the guard in front of the application: guard.middleware"
 
 
 class Refused(Exception):  # noqa: N818 - as frameworks call theirs
@@ -139,8 +138,6 @@ class AnyGuard:
         self._routes = Routes(self._route)
         self._all = Limit(self._routes, policies, is_route=False)
         self._routes.outer = self._all.fixed or ()
-        # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -214,7 +211,7 @@ class AnyGuard:
 
     async def _take_route(self, limit: Limit, request: Any) -> Decision | None:
         """Takes the units of a route's limit, unless the application's step did. Returns the refusal, if it is one."""
-        visit = self._visit_of(request, "limit a route") or Visit(self._shown)
+        visit = self._visit_of(request, "limit a route")
         if limit in visit.limits:
             return visit.limits[limit]
         return await self._decide(visit, [limit], request)
@@ -226,7 +223,7 @@ class AnyGuard:
         ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names. A policy that
         the request has met before adds up.
         """
-        visit = self._visit_of(request, "take") or Visit(self._shown)
+        visit = self._visit_of(request, "take")
         decision = await self._decide(visit, [self._limit(policies)], self._own(request), cost, is_by_hand=True)
         assert decision is not None
         return decision
@@ -246,18 +243,16 @@ class AnyGuard:
         return visit.decision(parts)
 
     def _limit(self, policies: Policies | None) -> Limit:
-        if policies is None:
-            return self._all
-        make: Any = self._by_hand if isinstance(policies, str) else self._by_hand.__wrapped__
-        return make(policies)  # type: ignore[no-any-return]
+        return self._all if policies is None else Limit(self._routes, policies)
 
-    def _visit_of(self, request: Any, what: str) -> Visit | None:
-        """Returns the visit, or None if the request is over."""
+    def _visit_of(self, request: Any, what: str) -> Visit:
+        """Returns the visit, or one that nobody asks for if the request is over."""
         state = self._state(request)
         if VISIT not in state:
-            raise RuntimeError(f"to {what} by the request {_NO_GUARD}")
-        visit: Visit | None = state[VISIT]
-        return visit
+            raise RuntimeError(
+                f"to {what} by the request needs the guard in front of the application: guard.middleware"
+            )
+        return state[VISIT] or Visit(self._shown)
 
     async def _decide(
         self,
@@ -376,7 +371,7 @@ class AnyGuard:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"places have a name, such as reports: {name!r}")
-        visit = self._visit_of(request, "hold a place") or Visit(self._shown)
+        visit = self._visit_of(request, "hold a place")
         if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         request = self._own(request)
@@ -418,7 +413,7 @@ class AnyGuard:
         estimate are counted even over the limit, and the next request waits. A refused request takes nothing.
         """
         visit = self._visit_of(request, "settle")
-        if visit is None:
+        if visit.is_over:
             raise RuntimeError("the request is over: it can be settled until its background tasks are")
         return await visit.settle(used, self._undecided.failed)
 

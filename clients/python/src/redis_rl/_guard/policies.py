@@ -55,8 +55,6 @@ class Limit:
         self.fixed = None if self.text else checked
         if is_route and self.fixed:
             check_together([*routes.outer, *self.fixed])
-        # The names of routes, which the adapter may keep here.
-        self.known: dict[Any, tuple[Any, str | None]] = {}
 
     def __deepcopy__(self, memo: Any) -> Limit:
         """Returns itself, since Litestar copies what stands on a router."""
