@@ -8,7 +8,7 @@
 import functools
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cached_property, partial
 from inspect import iscoroutinefunction, signature
 from types import UnionType
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, check_texts, limits_of, route_name, with_limit
+from ._guard.policies import Chosen, Cost, Limit, NameOf, Policies, check_texts, limits_of, route_name, with_limit
 from ._guard.visit import VISIT, Visit
 from .http import Answer, Decision, Policy
 
@@ -109,7 +109,7 @@ class Guard(AsyncGuard):
 
     def limit(self, policies: Policies) -> "Route":
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
-        return Route(self._routes, policies, self._take_route, self._middleware_of)
+        return Route(policies, self._route, self._all.fixed or (), self._take_route, self._middleware_of)
 
     def _middleware_of(self, limit: Limit) -> "type[_Middleware]":
         """Makes a class, since Sentry, for one, replaces ``__call__`` of what a framework is given as middleware."""
@@ -181,12 +181,13 @@ class Route(Limit):
 
     def __init__(
         self,
-        routes: Routes,
         policies: Policies,
+        name_of: NameOf,
+        outer: Sequence[Policy],
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
         middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
-        super().__init__(routes, policies)
+        super().__init__(policies, name_of, outer)
         self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take

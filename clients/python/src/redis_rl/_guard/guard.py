@@ -26,7 +26,7 @@ from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .outages import OnOutage, Outages
-from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
+from .policies import Cost, KeyOf, Limit, Policies, check_order
 from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
 from .undecided import Undecided
@@ -135,9 +135,7 @@ class AnyGuard:
                 raise ValueError(f"timeout is in seconds, above 0 and at most {_MOST_SECONDS}, or None: {timeout!r}")
         remember = seconds_of("remember", remember)
         check_clock(clock)
-        self._routes = Routes(self._route)
-        self._all = Limit(self._routes, policies, is_route=False)
-        self._routes.outer = self._all.fixed or ()
+        self._all = Limit(policies)
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -224,7 +222,7 @@ class AnyGuard:
         the request has met before adds up.
         """
         visit = self._visit_of(request, "take")
-        decision = await self._decide(visit, [self._limit(policies)], self._own(request), cost, is_by_hand=True)
+        decision = await self._decide(visit, [self._named(policies)], self._own(request), cost, is_by_hand=True)
         assert decision is not None
         return decision
 
@@ -237,13 +235,17 @@ class AnyGuard:
         met: Visit | None = self._state(request).get(VISIT)
         visit = Visit(self._shown)
         visit.whose |= met.whose if met else set()
-        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
+        charges = await self._charging.charges(visit, [self._named(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
 
-    def _limit(self, policies: Policies | None) -> Limit:
-        return self._all if policies is None else Limit(self._routes, policies)
+    def _limit(self, policies: Policies) -> Limit:
+        """Makes the limit of a route, or of what a handler asks for."""
+        return Limit(policies, self._route, self._all.fixed or ())
+
+    def _named(self, policies: Policies | None) -> Limit:
+        return self._all if policies is None else self._limit(policies)
 
     def _visit_of(self, request: Any, what: str) -> Visit:
         """Returns the visit, or one that nobody asks for if the request is over."""
