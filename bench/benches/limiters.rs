@@ -12,7 +12,7 @@ use std::{env, fs};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use redis_rl_core::encoding::{decode, encode};
-use redis_rl_core::limiter::several::Parts;
+use redis_rl_core::limiter::several::{Parts, Rows};
 use redis_rl_core::limiter::{
     Algorithm, Cost, Limiter, Mode, Quota, QuotaList, Request, Time, UnixMs, WindowMs,
 };
@@ -193,8 +193,8 @@ fn parse(args: &[&str]) {
 /// Parses rows, each with a key of its own.
 fn parse_rows(words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
-    let mut rows = Parts::<_, (), _>::default();
-    measured(|| request::parse_rows(black_box(&words), &mut rows)).expect("rows");
+    let (mut keys, mut rows) = (Parts::<_, (), _>::default(), Rows::new());
+    measured(|| request::parse_rows(black_box(&words), &mut keys, &mut rows)).expect("rows");
 }
 
 fn to_bytes(case: Case) {

@@ -30,9 +30,8 @@ use crate::limiter::log::large::Large;
 use crate::limiter::log::{Entries, Entry, varint};
 use crate::limiter::state::Form;
 use crate::limiter::{
-    Algorithm, Bucket, Calendar, Cost, DAY_MS, Effect, HOUR_MS, Limiter, MAX_SAFE_INTEGER, MAX_TIERS,
-    MINUTE_MS, MostAhead, MoveBack, Moved, Quota, QuotaList, Recorded, SECOND_MS, TimeSource, UnixMs,
-    WindowMs, digits, leading_integer,
+    Algorithm, Bucket, Cost, Effect, Limiter, MAX_SAFE_INTEGER, MAX_TIERS, MostAhead, MoveBack, Moved, Quota,
+    QuotaList, Recorded, TimeSource, UnixMs, WindowMs, digits, leading_integer, words,
 };
 
 /// The first byte. A change of the format takes the next number; old formats stay readable.
@@ -314,15 +313,7 @@ fn put_recorded(word: &mut EffectWord, recorded: &Recorded) {
             put_integer(word, quota.limit());
             word.push(b'/');
         }
-        if let Some(calendar) = quota.window().calendar() {
-            put(word, calendar.word().as_bytes());
-            continue;
-        }
-        let window_ms = quota.window().get();
-        let is_whole = |(_, unit_ms): &&(&[u8], u64)| window_ms.is_multiple_of(*unit_ms);
-        let (name, unit_ms) = UNITS.iter().rfind(is_whole).expect("a window has whole milliseconds");
-        put_integer(word, window_ms / unit_ms);
-        put(word, name);
+        put(word, quota.window().word().as_bytes());
     }
     for (name, is_so) in [(FORGET, forgot), (AHEAD, awaited)] {
         if *is_so {
@@ -349,10 +340,6 @@ fn put_moved(word: &mut EffectWord, Moved { back, expires }: &Moved) {
         put_integer(word, at.get());
     }
 }
-
-/// The units of windows in effects, with their milliseconds.
-const UNITS: [(&[u8], u64); 5] =
-    [(b"ms", 1), (b"s", SECOND_MS), (b"m", MINUTE_MS), (b"h", HOUR_MS), (b"d", DAY_MS)];
 
 fn put(word: &mut EffectWord, bytes: &[u8]) {
     word.try_extend_from_slice(bytes).expect("the longest effect fits");
@@ -427,28 +414,9 @@ fn read_units(word: &mut &[u8]) -> Option<Cost> {
     Cost::new(units).filter(|units| units.get() != 0 && *units != Cost::ONE)
 }
 
-/// Reads a window, as [`read_units`] does, which must be written in its largest whole unit.
+/// Reads a window, which only of RL.FIXED may be one of the calendar.
 fn read_window(word: &mut &[u8], algorithm: Algorithm) -> Option<WindowMs> {
-    let number = read_integer(word)?;
-    // With constants in place of `UNITS`, which spares decoding an effect 4 % of its instructions.
-    let (unit_ms, in_larger, rest) = match word {
-        [b'm', b's', rest @ ..] => (1, number.is_multiple_of(1_000), rest),
-        [b'm', b'o', rest @ ..] if algorithm == Algorithm::Fixed => {
-            *word = rest;
-            return WindowMs::of_calendar(Calendar::Months(number));
-        }
-        [b's', rest @ ..] => (SECOND_MS, number.is_multiple_of(60), rest),
-        [b'm', rest @ ..] => (MINUTE_MS, number.is_multiple_of(60), rest),
-        [b'h', rest @ ..] => (HOUR_MS, number.is_multiple_of(24), rest),
-        [b'd', rest @ ..] => (DAY_MS, false, rest),
-        [b'w', rest @ ..] if algorithm == Algorithm::Fixed => {
-            *word = rest;
-            return WindowMs::of_calendar(Calendar::Weeks(number));
-        }
-        _ => return None,
-    };
-    *word = rest;
-    WindowMs::new(number.checked_mul(unit_ms)?).filter(|_| !in_larger)
+    words::read_window(word).filter(|window| algorithm == Algorithm::Fixed || !window.is_of_calendar())
 }
 
 fn read_integer(word: &mut &[u8]) -> Option<u64> {

@@ -3,7 +3,7 @@
 // What single commands call is inlined: see `command/take.rs` of the module.
 
 use crate::limiter::key::{Answer, Granted, Info};
-use crate::limiter::several::AnswerAll;
+use crate::limiter::several::{AnswerAll, Row};
 use crate::limiter::{SlidingCounts, Verdict};
 
 /// What a reply is written to.
@@ -56,14 +56,14 @@ fn five_integers(reply: &mut impl Reply, verdict: &Verdict) {
 
 /// Replies to RL.ALL: limited, retry after, at, and the five integers of each row.
 #[inline(always)]
-pub fn all<'v>(reply: &mut impl Reply, answer: &AnswerAll, rows: impl ExactSizeIterator<Item = &'v Verdict>) {
+pub fn all(reply: &mut impl Reply, answer: &AnswerAll, rows: &[Row]) {
     reply.array(4);
     reply.integer(i64::from(answer.limited));
     reply.integer(answer.retry_after_ms.map_or(-1, integer));
     reply.integer(integer(answer.at.get()));
     reply.array(rows.len());
     for row in rows {
-        verdict(reply, row);
+        verdict(reply, &row.verdict);
     }
 }
 
@@ -76,13 +76,13 @@ pub fn info(reply: &mut impl Reply, info: Option<Info>) {
     reply.text("windows");
     reply.array(windows.len());
     for usage in windows {
-        let calendar = usage.window.calendar();
-        let more = usize::from(calendar.is_some()) + usize::from(usage.limit.is_some());
+        let is_of_calendar = usage.window.is_of_calendar();
+        let more = usize::from(is_of_calendar) + usize::from(usage.limit.is_some());
         reply.map(3 + more + if usage.counts.is_some() { 2 } else { 0 });
         field(reply, "window_ms", usage.window_ms);
-        if let Some(calendar) = calendar {
+        if is_of_calendar {
             reply.text("calendar");
-            reply.text(&calendar.word());
+            reply.text(&usage.window.word());
         }
         if let Some(limit) = usage.limit {
             field(reply, "limit", limit);

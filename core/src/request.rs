@@ -4,10 +4,9 @@
 
 use std::ffi::CStr;
 
-use crate::limiter::several::{MAX_ROWS, Part, Parts, Row};
+use crate::limiter::several::{MAX_ROWS, Parts, Row, Rows, RowsOfKey};
 use crate::limiter::{
-    Algorithm, Calendar, Cost, DAY_MS, HOUR_MS, MAX_TIERS, MINUTE_MS, Mismatch, Mode, Quota, QuotaList,
-    SECOND_MS, UnixMs, WindowMs, leading_integer,
+    Algorithm, Cost, Mismatch, Mode, Quota, QuotaList, UnixMs, Verdict, WindowMs, leading_integer, words,
 };
 
 /// An error reply. Except for [`Refusal::INTERNAL`], the command has changed nothing.
@@ -239,15 +238,17 @@ const MOST_OPTION_WORDS: usize = 3;
 // The number of words alone tells how many are rows, so the options must be fewer than a row.
 const _: () = assert!(MOST_OPTION_WORDS < ROW_WORDS);
 
-/// Parses `key algorithm limit window cost [...]` and options of RL.ALL. Appends to `rows`, of which to return a copy would be slow.
+/// Parses `key algorithm limit window cost [...]` and options of RL.ALL. Appends to `keys` and `rows`, of which to return copies would be
+/// slow.
 ///
 /// # Errors
 ///
-/// As those of [`Arguments::parse`]. `rows` holds some of the rows then.
+/// As those of [`Arguments::parse`]. The lists hold some of the rows then.
 #[inline]
 pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
     words: &[W],
-    rows: &mut Parts<W, K, Row>,
+    keys: &mut Parts<W, K, RowsOfKey>,
+    rows: &mut Rows,
 ) -> Result<Options, Refusal> {
     let count = count_rows(words.len())?;
     let (row_words, options) = words.split_at(count * ROW_WORDS);
@@ -256,17 +257,26 @@ pub fn parse_rows<W: AsRef<[u8]> + Copy, K>(
         let algorithm = parse_algorithm(algorithm.as_ref()).ok_or(Refusal::ALGORITHM)?;
         let quota = parse_quota(limit.as_ref(), window.as_ref(), Some(algorithm))?;
         let cost = parse_cost(cost.as_ref()).ok_or(Refusal::ROW_COST)?;
-        let first = rows.add(*name, Row::new(algorithm, quota, cost));
-        let last = rows.len() - 1;
-        if first < last {
-            check_row(rows, first)?;
-            if let Some(of_key) = &mut rows[first].task.of_key {
-                of_key.tiers += 1;
-            }
-            rows[last].task.of_key = None;
+        let known = keys.len();
+        let key = keys.add(*name, RowsOfKey::new(algorithm, quota, cost));
+        if key < known {
+            add_to_key(&mut keys[key].task, algorithm, quota, cost)?;
         }
+        rows.push(Row { key, verdict: Verdict::default() });
     }
     if options.is_empty() { Ok(Options::default()) } else { Options::parse(options, Verb::All) }
+}
+
+/// Adds a row to those of its key.
+#[cold]
+fn add_to_key(task: &mut RowsOfKey, algorithm: Algorithm, quota: Quota, cost: Cost) -> Result<(), Refusal> {
+    if (task.algorithm, task.cost) != (algorithm, cost) {
+        return Err(Refusal::ROWS_DIFFER);
+    }
+    if task.quotas.iter().any(|other| other.window() == quota.window()) {
+        return Err(Refusal::ROWS_OF_A_WINDOW);
+    }
+    task.quotas.try_push(quota).map_err(|_| Refusal::ROWS_OF_A_KEY)
 }
 
 /// The number of rows among `words` words after the command's name; the rest are options.
@@ -278,25 +288,6 @@ fn count_rows(words: usize) -> Result<usize, Refusal> {
         (_, rest) if rest > MOST_OPTION_WORDS => Err(Refusal::ROW),
         (rows @ 1..=MAX_ROWS, _) => Ok(rows),
         _ => Err(Refusal::ROWS),
-    }
-}
-
-/// Checks the last row, which belongs to the key that has this first row.
-fn check_row<W, K>(rows: &[Part<W, K, Row>], first: usize) -> Result<(), Refusal> {
-    let [others @ .., last] = rows else { return Ok(()) };
-    let last = &last.task;
-    for other in others.iter().filter(|other| other.first() == first).map(|other| &other.task) {
-        if (other.algorithm, other.cost) != (last.algorithm, last.cost) {
-            return Err(Refusal::ROWS_DIFFER);
-        }
-        if other.quota.window() == last.quota.window() {
-            return Err(Refusal::ROWS_OF_A_WINDOW);
-        }
-    }
-    if rows[first].task.of_key.is_some_and(|of_key| of_key.tiers == MAX_TIERS) {
-        Err(Refusal::ROWS_OF_A_KEY)
-    } else {
-        Ok(())
     }
 }
 
@@ -324,7 +315,7 @@ fn looks_like_a_number(arg: &[u8]) -> bool {
 /// Parses `limit window`, of a window with a length; `None` if they are not valid, or name a window of the calendar.
 #[inline(always)]
 pub fn parse_plain_quota(limit: &[u8], window: &[u8]) -> Option<Quota> {
-    let (limit, window) = (parse_safe_integer(limit)?, parse_length(window)?);
+    let (limit, window) = (parse_safe_integer(limit)?, words::parse_length(window)?);
     Quota::new(limit, window)
 }
 
@@ -341,7 +332,7 @@ fn parse_quota(limit: &[u8], window: &[u8], algorithm: Option<Algorithm>) -> Res
 
 #[inline(always)]
 fn parse_window(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
-    parse_length(arg).map_or_else(|| parse_calendar(arg, algorithm), Ok)
+    words::parse_length(arg).map_or_else(|| parse_calendar(arg, algorithm), Ok)
 }
 
 fn parse_cost(arg: &[u8]) -> Option<Cost> {
@@ -354,32 +345,11 @@ fn parse_cost(arg: &[u8]) -> Option<Cost> {
     if units == 0 && sign < 0 { None } else { Cost::new(sign * units) }
 }
 
-/// A window in milliseconds, seconds, minutes, hours or days.
-#[inline(always)]
-fn parse_length(arg: &[u8]) -> Option<WindowMs> {
-    let (number, unit) = leading_integer(arg)?;
-    let unit_ms = match unit {
-        [] | [b's' | b'S'] => SECOND_MS,
-        [b'm' | b'M', b's' | b'S'] => 1,
-        [b'm' | b'M'] => MINUTE_MS,
-        [b'h' | b'H'] => HOUR_MS,
-        [b'd' | b'D'] => DAY_MS,
-        _ => return None,
-    };
-    WindowMs::new(number.checked_mul(unit_ms)?)
-}
-
 /// A window in weeks or months: of the calendar, if the key is or may be counted by RL.FIXED.
 #[cold]
 #[inline(never)]
 fn parse_calendar(arg: &[u8], algorithm: Option<Algorithm>) -> Result<WindowMs, Refusal> {
-    let (number, unit) = leading_integer(arg).ok_or(Refusal::WINDOW)?;
-    let calendar = match unit {
-        [b'w' | b'W'] => Calendar::Weeks(number),
-        [b'm' | b'M', b'o' | b'O'] => Calendar::Months(number),
-        _ => return Err(Refusal::WINDOW),
-    };
-    let window = WindowMs::of_calendar(calendar).ok_or(Refusal::WINDOW)?;
+    let window = words::parse_calendar(arg).ok_or(Refusal::WINDOW)?;
     match algorithm {
         None | Some(Algorithm::Fixed) => Ok(window),
         Some(_) => window.length().ok_or(Refusal::MONTHS),

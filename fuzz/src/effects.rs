@@ -33,7 +33,10 @@ fn count(key: Option<Limiter>, recorded: &Recorded) -> Option<Limiter> {
         return key;
     };
     assert!(is_valid);
-    assert!(!pending.changed || !is_new || pending.expires.is_some(), "every key that it creates expires");
+    assert!(
+        !pending.changed || !is_new || pending.moved.expires.is_some(),
+        "every key that it creates expires"
+    );
     let is_forced = !recorded.forgot && !recorded.awaited && recorded.moved.back.is_none();
     if is_forced && !pending.emptied {
         // The same as a forced request.

@@ -1,7 +1,7 @@
 //! Any words after a command's name, one a line, are parsed as documented or refused: as the arguments of a key, and as rows
 //! of RL.ALL.
 
-use redis_rl_core::limiter::several::{MAX_ROWS, Parts};
+use redis_rl_core::limiter::several::{MAX_ROWS, Parts, Rows, RowsOfKey};
 use redis_rl_core::limiter::{
     Algorithm, Calendar, Cost, MAX_SAFE_INTEGER, MAX_TIERS, Mode, Quota, UnixMs, WindowMs,
 };
@@ -71,20 +71,21 @@ pub fn check_request(words: &[&[u8]]) {
 
 /// Checks the parser of rows.
 pub fn check_rows(words: &[&[u8]]) {
-    let mut parts = Parts::<_, (), _>::default();
-    let parsed = parse_rows(words, &mut parts).map_err(assert_shown).ok();
+    let (mut keys, mut parsed_rows) = (Parts::<_, (), _>::default(), Rows::new());
+    let parsed = parse_rows(words, &mut keys, &mut parsed_rows).map_err(assert_shown).ok();
     let meant = rows(words);
     assert_eq!(parsed, meant.as_ref().map(|(_, options)| *options));
     let Some((rows, _)) = meant else { return };
-    assert_eq!(parts.len(), rows.len());
-    for (index, (part, row)) in parts.iter().zip(&rows).enumerate() {
-        let parsed = &part.task;
-        assert_eq!((part.name, parsed.algorithm, parsed.quota, parsed.cost), *row);
-        let its = |other: &&Row| other.0 == row.0;
-        let first = rows.iter().position(|other| its(&other)).expect("itself");
-        let tiers = parts[first].task.of_key.map(|of_key| of_key.tiers);
-        assert_eq!((part.first(), tiers), (first, Some(rows.iter().filter(its).count())));
-        assert_eq!(part.task.of_key.is_some(), part.first() == index);
+    assert_eq!(parsed_rows.len(), rows.len());
+    for (parsed, (name, ..)) in parsed_rows.iter().zip(&rows) {
+        assert_eq!(keys[parsed.key].name, *name);
+    }
+    for (index, key) in keys.iter().enumerate() {
+        assert!(keys[..index].iter().all(|other| other.name != key.name));
+        let RowsOfKey { algorithm, cost, quotas, .. } = &key.task;
+        let parsed: Vec<Row> = quotas.iter().map(|quota| (key.name, *algorithm, *quota, *cost)).collect();
+        let meant: Vec<Row> = rows.iter().filter(|row| row.0 == key.name).copied().collect();
+        assert_eq!(parsed, meant);
     }
 }
 

@@ -59,9 +59,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
     several::apply(keys.parts())?;
     keys.move_expiries_and_close();
     let are_complete = parts.iter().all(|part| is_complete(&part.task, &part.pending));
-    commit::carry_out_all(call, &mut parts, are_complete, |parts, index| {
-        told(&parts[index].task, &parts[index].pending)
-    });
+    commit::carry_out_all(call, &mut parts, are_complete, |part| told(&part.task, &part.pending));
     Ok(())
 }
 
@@ -69,7 +67,7 @@ fn apply_all<'a>(call: &mut Call<'a>, words: &[Arg<'a>]) -> Result<(), Refusal> 
 /// expiry of their own.
 fn is_complete(effect: &Effect, pending: &Pending) -> bool {
     match effect {
-        Effect::Recorded(recorded) => recorded.moved.expires == pending.expires,
+        Effect::Recorded(recorded) => recorded.moved.expires == pending.moved.expires,
         Effect::Moved(_) | Effect::Deleted => true,
     }
 }

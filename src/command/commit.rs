@@ -27,9 +27,9 @@ pub fn carry_out<'c, 'a>(
     if let Some(fresh) = fresh
         && pending.changed
     {
-        return create(key, fresh, pending.expires);
+        return create(key, fresh, pending.moved.expires);
     }
-    if let Some(at) = pending.expires {
+    if let Some(at) = pending.moved.expires {
         key.handle_mut().expire_at(at);
     }
     let call = key.close();
@@ -92,7 +92,7 @@ pub fn carry_out_all<'a, T>(
     call: &mut Call<'a>,
     parts: &mut [KeyPart<'a, T>],
     is_complete: bool,
-    effect: impl Fn(&[KeyPart<'a, T>], usize) -> Effect,
+    effect: impl Fn(&KeyPart<'a, T>) -> Effect,
 ) {
     let (mut changed, mut new, mut emptied) = (0, 0, 0);
     for part in &*parts {
@@ -105,10 +105,9 @@ pub fn carry_out_all<'a, T>(
     }
     let one_by_one = (new > 1 || emptied > 0) && changed > 1 && neighbors::may_write();
     if one_by_one {
-        for index in 0..parts.len() {
-            let Pending { emptied, .. } = parts[index].pending;
-            if parts[index].pending.is_any() && !emptied && !is_new(&parts[index]) {
-                call.replicate(parts[index].name, || effect(parts, index));
+        for part in &*parts {
+            if part.pending.is_told_first() && !is_new(part) {
+                call.replicate(part.name, || effect(part));
             }
         }
     }
@@ -123,16 +122,16 @@ pub fn carry_out_all<'a, T>(
         if is_complete {
             call.replicate_verbatim();
         } else {
-            let done = (0..parts.len()).filter(|index| parts[*index].pending.is_any());
-            call.replicate_all(|| done.map(|index| (parts[index].name, effect(parts, index))));
+            let done = parts.iter().filter(|part| part.pending.is_any());
+            call.replicate_all(|| done.map(|part| (part.name, effect(part))));
         }
     }
-    for index in 0..parts.len() {
-        if is_new(&parts[index]) {
-            let effect = effect(parts, index);
-            create_among_others(call, &mut parts[index], effect, one_by_one);
-        } else if parts[index].pending.changed && !parts[index].pending.emptied {
-            call.signal_modified(parts[index].name);
+    for part in &mut *parts {
+        if is_new(part) {
+            let effect = effect(part);
+            create_among_others(call, part, effect, one_by_one);
+        } else if part.pending.changed && !part.pending.emptied {
+            call.signal_modified(part.name);
         }
     }
     if emptied > 0 {
@@ -177,10 +176,11 @@ fn create_among_others<'a, T>(
     if let Some(limiter) = key.handle_mut().limiter_mut() {
         let Ok(again) = recorded.apply(limiter, false) else { return };
         // The key lives as long as either of the two needs it.
-        pending = Pending { expires: again.expires.max(current), ..again };
+        pending = again;
+        pending.moved.expires = again.moved.expires.max(current);
         fresh = None;
     }
-    match pending.expires {
+    match pending.moved.expires {
         _ if replicates => key.call().replicate(name, || pending.effect(|| recorded)),
         Some(at) if fresh.is_none() => key.call().replicate(name, || Effect::expires_at(at)),
         _ => {}

@@ -17,7 +17,7 @@ use redis_module::raw;
 use crate::server::registration::{LoadFailed, Loading};
 use crate::server::{Arg, Call, OK, api, functions, neighbors};
 use redis_rl_core::limiter::several::{Part, Parts};
-use redis_rl_core::limiter::{Key, Limiter, Pending, UnixMs};
+use redis_rl_core::limiter::{Key, Limiter, UnixMs};
 use redis_rl_core::request::Refusal;
 
 /// The native type, set once while the module is loaded.
@@ -50,7 +50,7 @@ pub struct OpenKey<'c, 'a, Access> {
     access: PhantomData<Access>,
 }
 
-/// The keys of several parts of a call, all open for writing. Dropping it closes them. It borrows the call, as [`OpenKey`] does.
+/// The keys of a call, all open for writing. Dropping it closes them. It borrows the call, as [`OpenKey`] does.
 pub struct OpenKeys<'c, 'a, 'p, T> {
     parts: &'p mut [KeyPart<'a, T>],
     call: &'c mut Call<'a>,
@@ -257,8 +257,7 @@ impl<'c, 'a, Access> Deref for OpenKey<'c, 'a, Access> {
 impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Opens the keys of all parts for reading and writing, each once. Refuses a value of another type.
     ///
-    /// No other module runs once the first of them is open. The names of first parts differ, so no two handles reach one
-    /// limiter.
+    /// No other module runs once the first of them is open. The names of parts differ, so no two handles reach one limiter.
     #[inline]
     pub fn to_write(
         call: &'c mut Call<'a>,
@@ -283,12 +282,9 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
 
     #[inline]
     fn open(&mut self, mode: u32) -> Result<(), Refusal> {
-        for index in 0..self.parts.len() {
-            let part = &mut self.parts[index];
-            if part.first() == index {
-                // SAFETY: this borrows the call until all handles are closed.
-                part.key = Some(unsafe { Handle::open(self.call, part.name, mode) }?);
-            }
+        for part in &mut *self.parts {
+            // SAFETY: this borrows the call until all handles are closed.
+            part.key = Some(unsafe { Handle::open(self.call, part.name, mode) }?);
         }
         Ok(())
     }
@@ -314,8 +310,8 @@ impl<'c, 'a, 'p, T> OpenKeys<'c, 'a, 'p, T> {
     /// Moves the expiries of what is in the keys, and closes them.
     #[inline]
     pub fn move_expiries_and_close(self) {
-        for Part { key, pending: Pending { emptied, expires, .. }, .. } in &mut *self.parts {
-            if let (Some(at), false, Some(key)) = (*expires, *emptied, &mut *key)
+        for Part { key, pending, .. } in &mut *self.parts {
+            if let (Some(at), false, Some(key)) = (pending.moved.expires, pending.emptied, &mut *key)
                 && key.limiter().is_some()
             {
                 key.expire_at(at);

@@ -19,6 +19,7 @@ pub(crate) struct Functions {
     pub string_ptr_len: unsafe extern "C" fn(*const RedisModuleString, *mut usize) -> *const c_char,
     pub signal_modified_key: unsafe extern "C" fn(*mut RedisModuleCtx, *mut RedisModuleString) -> c_int,
     pub replicate_verbatim: unsafe extern "C" fn(*mut RedisModuleCtx) -> c_int,
+    pub get_notify_keyspace_events: unsafe extern "C" fn() -> c_int,
     pub reply_with_array: unsafe extern "C" fn(*mut RedisModuleCtx, c_long) -> c_int,
     pub reply_with_long_long: unsafe extern "C" fn(*mut RedisModuleCtx, c_longlong) -> c_int,
 }
@@ -42,6 +43,7 @@ pub(super) unsafe fn find() -> Option<()> {
             string_ptr_len: raw::RedisModule_StringPtrLen?,
             signal_modified_key: raw::RedisModule_SignalModifiedKey?,
             replicate_verbatim: raw::RedisModule_ReplicateVerbatim?,
+            get_notify_keyspace_events: raw::RedisModule_GetNotifyKeyspaceEvents?,
             reply_with_array: raw::RedisModule_ReplyWithArray?,
             reply_with_long_long: raw::RedisModule_ReplyWithLongLong?,
         });

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
-use redis_rl_core::limiter::several::{self, KeyOfRows, Parts, Row};
+use redis_rl_core::limiter::several::{self, Part, Parts, Row, Rows, RowsOfKey};
 use redis_rl_core::limiter::{Cost, Limiter, MAX_SAFE_INTEGER, Quota, Time, TimeSource, UnixMs, Verdict};
 
 use crate::calls::{Call, History, MemoryKey, answer, expected};
@@ -79,26 +79,25 @@ fn answer_all(limiters: &mut [Limiter], keys: &Keys, now: u64, force: bool) -> O
     let now = UnixMs::saturating(now);
     let time = Time { clock: now, at: keys.at.then_some(now) };
     let mut expiries = vec![None; limiters.len()];
-    let mut rows = Parts::default();
+    let (mut parts, mut rows) = (Parts::default(), Rows::new());
     let keys = limiters.iter_mut().zip(&mut expiries).zip(&keys.requests).enumerate();
     for (name, ((limiter, expires_at), Request { quotas, cost })) in keys {
         let (algorithm, cost) = (limiter.algorithm(), Cost::new(*cost).expect("a cost"));
-        let first = rows.len();
-        for quota in quotas {
-            rows.add(vec![name as u8], Row { of_key: None, ..Row::new(algorithm, *quota, cost) });
-        }
-        rows[first].task.of_key = Some(KeyOfRows { tiers: quotas.len(), ..KeyOfRows::default() });
-        rows[first].key = Some(MemoryKey { limiter, expires_at });
+        let asked = RowsOfKey {
+            quotas: quotas.iter().copied().collect(),
+            ..RowsOfKey::new(algorithm, quotas[0], cost)
+        };
+        let key = parts.add(vec![name as u8], asked);
+        parts[key].key = Some(MemoryKey { limiter, expires_at });
+        rows.extend(quotas.iter().map(|_| Row { key, verdict: Verdict::default() }));
     }
-    let answer = several::run(&mut rows, force, time).ok()?;
-    let verdicts = rows.iter().map(|row| row.task.verdict).collect();
+    let answer = several::run(&mut parts, &mut rows, force, time).ok()?;
+    let verdicts = rows.iter().map(|row| row.verdict).collect();
     let (mut changed, mut moved) = (Vec::new(), Vec::new());
-    for row in rows.iter_mut() {
-        if let Some(key) = &mut row.key {
-            changed.push(row.pending.changed);
-            moved.push(row.pending.back.is_some());
-            key.carry_out(row.fresh.take(), row.pending);
-        }
+    for Part { key, fresh, pending, .. } in parts.iter_mut() {
+        changed.push(pending.changed);
+        moved.push(pending.moved.back.is_some());
+        key.as_mut().expect("it is open").carry_out(fresh.take(), *pending);
     }
     Some(Answer {
         limited: answer.limited,

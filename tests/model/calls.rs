@@ -107,7 +107,7 @@ impl MemoryKey<'_> {
             *self.limiter = fresh;
         }
         assert!(!pending.changed || !self.limiter.is_empty(), "nothing is stored that holds nothing");
-        *self.expires_at = pending.expires.or(*self.expires_at);
+        *self.expires_at = pending.moved.expires.or(*self.expires_at);
     }
 }
 
@@ -169,11 +169,11 @@ pub fn apply(copy: &mut Limiter, expires_at: &mut Option<UnixMs>, effect: &Effec
     match effect {
         Effect::Recorded(recorded) => {
             assert!(pending.changed && !pending.emptied);
-            assert_eq!(pending.expires, recorded.moved.expires, "it is told");
+            assert_eq!(pending.moved.expires, recorded.moved.expires, "it is told");
         }
         Effect::Moved(moved) => {
             assert!(moved.back.is_some() || moved.expires.is_some());
-            assert_eq!((pending.back, pending.expires), (moved.back, moved.expires));
+            assert_eq!(pending.moved, *moved);
         }
         Effect::Deleted => assert!(pending.emptied),
     }
@@ -321,7 +321,7 @@ impl fmt::Debug for Call {
 
 /// A window as a command names it.
 pub fn window_word(window: WindowMs) -> String {
-    window.calendar().map_or(format!("{}ms", window.get()), |calendar| calendar.word().to_string())
+    if window.is_of_calendar() { window.word().to_string() } else { format!("{}ms", window.get()) }
 }
 
 /// Asserts that limiter and model agree on all that is visible: on `windows`, and on what RL.INFO shows.

@@ -152,6 +152,17 @@ impl Buckets {
         self.lengths.keys().copied().filter(move |&window| !self.is_full(window, now))
     }
 
+    /// Counts in all tiers, and returns how many units. If one of them has not enough, all are of a request that waits: FORCE makes
+    /// nobody wait.
+    fn take_in_all(&mut self, quotas: &[Quota], units: i128, now: i128, force: bool) -> i128 {
+        let counted = quotas.iter().map(|quota| self.take(quota, units, now, force)).max().unwrap_or(0);
+        let named = || quotas.iter().filter(|quota| quota.limit() > 0).map(window_of);
+        if !force && named().any(|window| self.lengths[&window].awaited) {
+            named().for_each(|window| self.lengths.get_mut(&window).expect("just counted").awaited = true);
+        }
+        counted
+    }
+
     /// Returns how many were counted. FORCE counts nothing beyond two buckets that are missing.
     fn take(&mut self, quota: &Quota, units: i128, now: i128, force: bool) -> i128 {
         if quota.limit() == 0 {
@@ -539,9 +550,7 @@ impl Model {
                 });
                 in_each.max().unwrap_or(0)
             }
-            State::Buckets(buckets) if cost > 0 => {
-                quotas.iter().map(|quota| buckets.take(quota, units, when, force)).max().unwrap_or(0)
-            }
+            State::Buckets(buckets) if cost > 0 => buckets.take_in_all(quotas, units, when, force),
             State::Buckets(buckets) => buckets.refund(quotas, units, when, now.into()),
         };
         if changed > 0 && cost < 0 && !waited {

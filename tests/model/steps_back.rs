@@ -8,11 +8,12 @@ use proptest::test_runner::TestCaseResult;
 use redis_rl_core::encoding::encode;
 use redis_rl_core::limiter::key::Answer;
 use redis_rl_core::limiter::{
-    Algorithm, Cost, Limiter, Mode, Quota, Recorded, Request, Time, UnixMs, WindowMs,
+    Algorithm, Calendar, Cost, Limiter, Mode, Quota, Recorded, Request, Time, UnixMs, WindowMs,
 };
 
 use crate::calls::{MemoryKey, apply, quota};
 use crate::cases;
+use crate::naive::{length_of, number_of, start_of};
 
 /// A key with a time to live, and a copy that gets only effects.
 #[derive(Clone)]
@@ -54,7 +55,7 @@ impl Host {
             apply(&mut self.copy, &mut self.copy_expires_at, &effect);
         }
         key.carry_out(fresh, answer.pending);
-        self.moves += usize::from(answer.pending.back.is_some());
+        self.moves += usize::from(answer.pending.moved.back.is_some());
         if cost.get() < 0 {
             assert!(self.expires_at <= before, "giving back keeps the key no longer");
         }
@@ -103,9 +104,50 @@ struct Story {
     quotas: Vec<Quota>,
     start: u64,
     steps: Vec<Step>,
+    /// How far the clock may step back at most, about.
+    most_back_ms: u64,
 }
 
 const WINDOW_MS: u64 = 800;
+
+/// A story in weeks and months, with a tier of seven days at times: a plain story, with longer windows and times. It begins some
+/// milliseconds before or after a month does.
+fn story_of_the_calendar() -> impl Strategy<Value = Story> {
+    const LONGER: u64 = 7 * 24 * 3_600_000 / WINDOW_MS;
+    let of_calendar = prop_oneof![
+        2 => Just(Calendar::Weeks(1)),
+        1 => Just(Calendar::Weeks(2)),
+        3 => Just(Calendar::Months(1)),
+        1 => Just(Calendar::Months(3)),
+    ];
+    let week = WindowMs::new(WINDOW_MS * LONGER).expect("a window");
+    let windows = (of_calendar.clone(), prop_oneof![Just(None), of_calendar.prop_map(Some)]);
+    let edge = (360..=840i128, -2..=2i64);
+    let ms = vec(0..=2u64, 60);
+    (story(), windows, edge, ms).prop_map(move |(mut story, (window, other), (month, ms), jitter)| {
+        let of = |calendar| WindowMs::of_calendar(calendar).expect("a window");
+        story.algorithm = Algorithm::Fixed;
+        story.quotas[0] = quota(story.quotas[0].limit(), of(window));
+        if let [_, second] = &mut story.quotas[..] {
+            *second = quota(second.limit(), other.filter(|other| *other != window).map_or(week, of));
+        }
+        let month_begins = start_of(of(Calendar::Months(1)).get().into(), month) as u64;
+        story.start = month_begins.saturating_add_signed(ms);
+        for (step, ms) in story.steps.iter_mut().zip(jitter) {
+            step.pass_ms = step.pass_ms * LONGER + ms;
+            step.back_ms *= LONGER;
+        }
+        Story { most_back_ms: story.most_back_ms * LONGER, ..story }
+    })
+}
+
+/// When a window begins while the clock runs on from `clock`, in milliseconds from then.
+fn begins(quota: Quota, clock: u64, pass_ms: u64) -> impl Iterator<Item = u64> {
+    let window = i128::from(quota.window().get());
+    let number = move |ms: u64| number_of(window, ms.into());
+    let numbers = number(clock) + 1..=number(clock + pass_ms);
+    numbers.map(move |number| start_of(window, number) as u64 - clock)
+}
 
 fn story() -> impl Strategy<Value = Story> {
     let tiers = (1..=12u64, prop::option::weighted(0.3, (1..=12u64, 1..=2 * WINDOW_MS)));
@@ -142,7 +184,7 @@ fn story() -> impl Strategy<Value = Story> {
                 // If one bucket is ahead of the clock, units are used later than another has them: see docs/promises.md.
                 steps.iter_mut().for_each(|step| step.back_ms = 0);
             }
-            Story { algorithm, quotas, start, steps }
+            Story { algorithm, quotas, start, steps, most_back_ms: 3 * WINDOW_MS }
         },
     )
 }
@@ -162,14 +204,13 @@ struct Passed {
 }
 
 fn nothing_is_free_early(story: &Story) -> TestCaseResult {
-    let Story { algorithm, quotas, start, steps } = story;
+    let Story { algorithm, quotas, start, steps, most_back_ms } = story;
     let mut host = Host::new(*algorithm, *start);
     let (mut true_ms, mut passed) = (0, Vec::<Passed>::new());
     let mut begun = quotas.iter().map(|_| Vec::new()).collect::<Vec<Vec<u64>>>();
     for Step { pass_ms, back_ms, act } in steps {
         for (quota, begun) in quotas.iter().zip(&mut begun) {
-            let is_start = |ms: &u64| (host.clock + ms).is_multiple_of(quota.window().get());
-            begun.extend((1..=*pass_ms).filter(is_start).map(|ms| true_ms + ms));
+            begun.extend(begins(*quota, host.clock, *pass_ms).map(|ms| true_ms + ms));
         }
         true_ms += pass_ms;
         host.set_clock(host.clock + pass_ms);
@@ -194,7 +235,7 @@ fn nothing_is_free_early(story: &Story) -> TestCaseResult {
                 if !reply.limited {
                     count(&host, *units as u64, false);
                 } else if let Some(wait) = reply.retry_after_ms {
-                    for back in [0, 1, *back_ms, 3 * WINDOW_MS] {
+                    for back in [0, 1, *back_ms, *most_back_ms] {
                         let clock = (host.clock + wait - 1).saturating_sub(back);
                         prop_assert!(host.refuses(quotas, *units, clock), "{act:?} before {wait} ms");
                     }
@@ -292,7 +333,9 @@ fn bounded(
     begun: &[u64],
     short_ms: u64,
 ) -> TestCaseResult {
-    let (limit, window) = (quota.limit(), quota.window().get());
+    // Of the calendar, about its length: no longer spans are looked at.
+    let window = i128::from(quota.window().get());
+    let (limit, window) = (quota.limit(), length_of(window, 1) as u64);
     for (i, first) in passed.iter().enumerate() {
         let mut units = 0;
         for last in passed[i..].iter().filter(|passed| !passed.forced) {
@@ -318,6 +361,11 @@ proptest! {
 
     #[test]
     fn nothing_passes_early_in_true_time_however_the_clock_steps_back(story in story()) {
+        nothing_is_free_early(&story)?;
+    }
+
+    #[test]
+    fn of_weeks_and_months_neither(story in story_of_the_calendar()) {
         nothing_is_free_early(&story)?;
     }
 }

@@ -87,6 +87,19 @@ fn the_turn_of_the_last_goes_to_who_asks_next_and_that_of_another_is_lost() {
 }
 
 #[test]
+fn who_waits_for_one_bucket_stands_in_all_that_its_request_names() {
+    let server = Hosts::with_clock_at(NOW);
+    let back = |at: i64| server.seven(&format!("RL.BUCKET k 10 10s COST -1 PARTIAL AT {at}"))[5];
+    let ask = || server.seven("RL.BUCKET k 1 1s 10 10s WITHIN 1m")[3];
+    assert_eq!([ask(), ask()], [-1, 1_000]);
+    // The longer window had the unit at once.
+    assert_eq!([back(NOW), back(NOW + 1)], [0, -1]);
+    // Whoever counts last there without a wait ends that.
+    server.value("RL.BUCKET k 10 10s");
+    assert_eq!(back(NOW), -1);
+}
+
+#[test]
 fn in_event_time_a_cancelled_turn_ends_no_others() {
     let server = Hosts::with_clock_at(NOW);
     // Long before the clock.

@@ -103,11 +103,13 @@ async fn a_wait_that_is_dropped_takes_nothing() {
         acquire.take(&key, 1).await.expect("a verdict");
         let calls = || server.calls("RL.LOG") + server.calls("RL.BUCKET") + server.calls("RL.ALL");
         let before = calls();
+        server.freeze();
         {
             // It is asked for, and never awaited again.
             let mut waiting = std::pin::pin!(acquire.take(&key, cost));
             let polled = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await;
             assert!(polled.is_pending());
+            server.thaw();
             until("the server to be asked", || calls() == before + 1).await;
         }
         until("the units to go back", || calls() == before + 2).await;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError};
-use redis_rl_client::keys::{Command, Keys, Rules, Share, Step, slot};
+use redis_rl_client::keys::{Command, Keys, Request, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Quota, Verdict, Verdicts};
 
 use crate::histories::Random;
@@ -105,6 +105,7 @@ enum Message {
 struct Process {
     keys: Keys,
     network: Vec<Message>,
+    requests: BTreeMap<u64, Request>,
     /// Requests that are not answered.
     open: Vec<u64>,
     /// Requests that passed.
@@ -116,7 +117,9 @@ struct Process {
 impl Process {
     fn carry_out(&mut self, step: Step) {
         self.network.extend(step.commands.into_iter().map(Message::Command));
-        for (id, answer) in step.answers {
+        for (request, answer) in step.answers {
+            let of = |(_, other): &(&u64, &Request)| **other == request;
+            let id = *self.requests.iter().find(of).expect("a request").0;
             let was_open = self.open.contains(&id);
             self.open.retain(|open| *open != id);
             if was_open && answer.as_ref().is_ok_and(|answer| !answer.limited) {
@@ -128,7 +131,7 @@ impl Process {
                 }
                 // It fails closed.
                 Err(_) if was_open => {
-                    let step = self.keys.give_back(Duration::ZERO, id);
+                    let step = self.keys.give_back(Duration::ZERO, &request);
                     self.carry_out(step);
                 }
                 Err(_) => {}
@@ -141,7 +144,8 @@ fn processes() -> [Process; 2] {
     [(), ()].map(|()| {
         let max = NonZeroUsize::new(3).expect("some keys");
         let keys = Keys::new(Duration::from_millis(5), max, true);
-        Process { keys, network: vec![], open: vec![], passed: vec![], taken: BTreeMap::new() }
+        let requests = BTreeMap::new();
+        Process { keys, network: vec![], requests, open: vec![], passed: vec![], taken: BTreeMap::new() }
     })
 }
 
@@ -175,19 +179,21 @@ fn history(seed: u64, loses: bool) {
                 let shares = places.iter().map(share).collect();
                 keys_of.insert(last_id, places);
                 process.open.push(last_id);
-                process.keys.take(now, last_id, shares)
+                let request = Request::new(shares);
+                process.requests.insert(last_id, request.clone());
+                process.keys.take(now, &request)
             }
             3 if !is_ending => {
                 let cancelled = random.pick(&mut process.open);
-                cancelled.map_or_else(Step::default, |id| process.keys.give_back(now, id))
+                cancelled.map_or_else(Step::default, |id| process.keys.give_back(now, &process.requests[&id]))
             }
             4 if !is_ending => {
                 let refused = random.pick(&mut process.passed);
-                refused.map_or_else(Step::default, |id| process.keys.give_back(now, id))
+                refused.map_or_else(Step::default, |id| process.keys.give_back(now, &process.requests[&id]))
             }
             5 if !is_ending && !process.passed.is_empty() => {
                 let id = process.passed[random.below(process.passed.len())];
-                process.keys.settle(id, [(0, random.below(4) as i64)])
+                process.keys.settle(&process.requests[&id], [(0, random.below(4) as i64)])
             }
             6 => {
                 now_ms += random.below(6) as u64;

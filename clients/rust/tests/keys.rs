@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisResult, Value};
-use redis_rl_client::keys::{Answer, Command, Keys, Rules, Share, Step, slot};
+use redis_rl_client::keys::{Answer, Command, Keys, Request, Rules, Share, Step, slot};
 use redis_rl_client::{Algorithm, Quota, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
@@ -122,7 +122,7 @@ fn figures(answer: &RedisResult<Answer>) -> Json {
 pub struct Process {
     keys: Keys,
     policies: BTreeMap<Option<String>, Arc<Rules>>,
-    requests: Vec<String>,
+    requests: Vec<(String, Request)>,
     sent: Vec<Command>,
 }
 
@@ -150,7 +150,9 @@ impl Process {
 
     fn step(&mut self, event: &Event) -> Step {
         let now = Duration::from_millis(event.at);
-        let id = self.requests.iter().position(|name| *name == event.name).unwrap_or_default() as u64;
+        let named = |(name, _): &&(String, Request)| *name == event.name;
+        let request = self.requests.iter().find(named).map(|(_, request)| request);
+        let request = || request.expect("a request");
         match event.event.as_str() {
             "take" => {
                 let share = |asked: &Asked| Share {
@@ -158,9 +160,9 @@ impl Process {
                     rules: self.policies[&asked.policy].clone(),
                     cost: asked.cost.unwrap_or(1),
                 };
-                let shares = event.shares.iter().map(share).collect();
-                self.requests.push(event.name.clone());
-                self.keys.take(now, self.requests.len() as u64 - 1, shares)
+                let request = Request::new(event.shares.iter().map(share).collect());
+                self.requests.push((event.name.clone(), request.clone()));
+                self.keys.take(now, &request)
             }
             "reply" | "error" => {
                 let to = without_cost_of_one(&event.to);
@@ -173,9 +175,9 @@ impl Process {
             }
             "settle" => {
                 let used = event.used.iter().enumerate();
-                self.keys.settle(id, used.filter_map(|(place, used)| Some((place, (*used)?))))
+                self.keys.settle(request(), used.filter_map(|(place, used)| Some((place, (*used)?))))
             }
-            "give_back" => self.keys.give_back(now, id),
+            "give_back" => self.keys.give_back(now, request()),
             "tick" => self.keys.tick(now),
             "close" => self.keys.close(),
             other => panic!("{other} is no event"),
@@ -187,8 +189,11 @@ impl Process {
         let Step { commands, answers } = self.step(event);
         let sends = commands.iter().map(words).collect();
         self.sent.extend(commands.into_iter().filter(Command::awaits_reply));
-        let name = |id: u64| self.requests[id as usize].clone();
-        (sends, answers.iter().map(|(id, answer)| (name(*id), figures(answer))).collect())
+        let name = |of: &Request| {
+            let named = self.requests.iter().find(|(_, request)| request == of);
+            named.expect("a request").0.clone()
+        };
+        (sends, answers.iter().map(|(request, answer)| (name(request), figures(answer))).collect())
     }
 }
 
@@ -231,7 +236,7 @@ fn a_wait_told_from_memory_is_never_a_part_of_a_millisecond_too_short() {
     let rules = Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: us(100_000), units: 8 });
     let mut keys = Keys::new(us(1_000_000), NonZeroUsize::new(8).expect("some keys"), false);
     let share = Share { key: b"k"[..].into(), rules: rules.clone(), cost: 1 };
-    let command = keys.take(us(100), 0, vec![share]).commands.remove(0);
+    let command = keys.take(us(100), &Request::new(vec![share])).commands.remove(0);
     let reply = command.read(value(&json!([1, 5, 0, 3, 60_000, 0, 1_700_000_040_000_u64])));
     keys.reply(us(1_900), &command, reply);
     for (at, wait) in [(2_100, Some(3)), (2_900, Some(2)), (4_899, Some(1)), (4_900, None)] {

@@ -27,7 +27,8 @@ pub struct Bucket {
     /// What is missing from it at `last`, in units times milliseconds. `FORCE` leaves at most twice the limit missing, `WITHIN` at
     /// most what refills within the window and the longest wait.
     pub level: u128,
-    /// Whether whoever counted in it last was told to wait. Units that `FORCE` counted are in use.
+    /// Whether whoever counted in it last was told to wait, for this bucket or for another of the request. Units that `FORCE` counted
+    /// are in use.
     pub awaited: bool,
 }
 
@@ -377,6 +378,16 @@ impl<H: DerefMut<Target: BucketHolder>> Buckets<H> {
         true
     }
 
+    /// Marks all buckets of a request that waits for one of them.
+    #[cold]
+    fn mark(&mut self, tiers: &[Tier<Bucket>]) {
+        for slot in self.0.slots_mut() {
+            if tiers.iter().any(|tier| tier.quota.window().get() == slot.window_ms()) {
+                slot.last |= AWAITED_BIT;
+            }
+        }
+    }
+
     /// Inserts a bucket, and drops those that are full at `now`.
     #[cold]
     fn insert(&mut self, bucket: &Bucket, now: UnixMs) {
@@ -419,6 +430,9 @@ impl<H: DerefMut<Target: BucketHolder>> StateMut for Buckets<H> {
                 change.end_moved |= self.put(bucket, now);
                 change.units = change.units.max(added);
             }
+        }
+        if change.awaited && tiers.len() > 1 {
+            self.mark(tiers);
         }
         change
     }

@@ -2,9 +2,7 @@
 //!
 //! A month has no length of its own, so these windows are numbered by the calendar. Keys that have none never come here.
 
-use arrayvec::ArrayString;
-
-use super::quota::{Calendar, DAY_MS, UnixMs, digits};
+use super::quota::{Calendar, DAY_MS, UnixMs};
 
 const WEEK_MS: u64 = 7 * DAY_MS;
 
@@ -29,18 +27,6 @@ impl Calendar {
                 Calendar::Weeks(weeks) => (number * weeks * WEEK_MS).saturating_sub(BEFORE_1970_MS),
                 Calendar::Months(months) => first_day(number * months) * DAY_MS,
             }
-    }
-
-    /// It as a request names it: `2w`, `1mo`.
-    pub fn word(self) -> ArrayString<5> {
-        let (number, unit) = match self {
-            Calendar::Weeks(weeks) => (weeks, "w"),
-            Calendar::Months(months) => (months, "mo"),
-        };
-        let mut word = ArrayString::new();
-        digits(number, &mut [0; 20]).iter().for_each(|digit| word.push(char::from(*digit)));
-        word.push_str(unit);
-        word
     }
 }
 

@@ -64,22 +64,6 @@ impl Verdict {
     }
 }
 
-/// The verdict on one tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowVerdict {
-    /// The reply of a request about that tier alone.
-    pub verdict: Verdict,
-    /// How long until the tier allows the same request again. Once this one is counted, the tier may refuse it.
-    pub retry_after: Wait,
-}
-
-impl RowVerdict {
-    /// The verdict with all waits at most `ms` milliseconds: the time until the key expires.
-    pub fn at_most(self, ms: u64) -> RowVerdict {
-        RowVerdict { verdict: self.verdict.at_most(ms), retry_after: self.retry_after.at_most(ms) }
-    }
-}
-
 /// Why a request cannot be decided. [`request`](crate::request) has the texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
@@ -311,13 +295,14 @@ impl Request<'_> {
         }))
     }
 
-    /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier.
+    /// Commits a request whose windows fit, if it `counts`. Passes on the verdict on each tier, and how long until that allows the same
+    /// request again: once this one is counted, it may refuse it.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
     pub(super) fn commit_if<S: StateMut>(
         self,
         state: &mut S,
         counts: bool,
-        mut verdicts: impl FnMut(RowVerdict),
+        mut verdicts: impl FnMut(Verdict, Wait),
     ) -> Outcome {
         let own_time = self.move_back_if_ahead(state);
         with_tiers!(self, state, tiers => {
@@ -327,7 +312,7 @@ impl Request<'_> {
             };
             for tier in &*tiers {
                 let verdict = self.verdict(state, slice::from_ref(tier), tier.refuses);
-                verdicts(RowVerdict { verdict, retry_after: self.retry_after(state, tier) });
+                verdicts(verdict, self.retry_after(state, tier));
             }
             outcome
         })

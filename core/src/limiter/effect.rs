@@ -126,12 +126,8 @@ impl Recorded {
             None if is_new => Some(self.at.plus_up_to_max(limiter.lifetime_ms(self.at))),
             told => told,
         };
-        Ok(Pending {
-            changed,
-            emptied: outcome.emptied,
-            back: self.moved.back,
-            expires: expires.filter(|_| changed || !is_new),
-        })
+        let moved = Moved { expires: expires.filter(|_| changed || !is_new), ..self.moved };
+        Ok(Pending { changed, emptied: outcome.emptied, moved })
     }
 }
 
@@ -142,16 +138,14 @@ pub struct Pending {
     pub changed: bool,
     /// Whether nothing is left, so that the key is to be deleted.
     pub emptied: bool,
-    /// How the key was moved back. Nothing is to be done about that but to tell copies.
-    pub back: Option<MoveBack>,
-    /// When the key expires, if that changes.
-    pub expires: Option<UnixMs>,
+    /// How the key moved in time. Of a move back, nothing is to be done but to tell copies.
+    pub moved: Moved,
 }
 
 impl Pending {
     /// Whether anything was done to the key.
     pub fn is_any(&self) -> bool {
-        self.changed | self.back.is_some() || self.expires.is_some()
+        self.changed | self.moved.back.is_some() || self.moved.expires.is_some()
     }
 
     /// Whether copies are told of it before it is done: of a deletion they are told after it.
@@ -162,8 +156,7 @@ impl Pending {
     /// What copies are told of it: how the key moved, and what was counted or given back.
     #[inline(always)]
     pub fn effect(&self, recorded: impl FnOnce() -> Recorded) -> Effect {
-        let Pending { changed, emptied, back, expires } = *self;
-        let moved = Moved { back, expires };
+        let Pending { changed, emptied, moved } = *self;
         match (emptied, changed) {
             (true, _) => Effect::Deleted,
             (false, false) => Effect::Moved(moved),

@@ -6,7 +6,7 @@
 
 use super::algorithm::{Algorithm, WindowUsage};
 use super::decision::{Decision, Mismatch, Mode, Request, Verdict};
-use super::effect::{Effect, Pending};
+use super::effect::{Effect, Moved, Pending};
 use super::lifetime::{MoveBack, Outcome, TimeSource};
 use super::quota::{Cost, Quota, QuotaList, Time, UnixMs};
 use super::state::Limiter;
@@ -98,7 +98,7 @@ impl Request<'_> {
             Mode::AllOrNothing | Mode::Force | Mode::Within(_) => limiter.decide_and_commit(self)?,
         };
         let pending = pending(key, fresh.as_mut(), time, &outcome);
-        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.expires);
+        let longest_wait_ms = longest_wait_ms(key, time, &outcome, pending.moved.expires);
         let granted = match mode {
             Mode::AllOrNothing | Mode::Force => None,
             Mode::Partial | Mode::Within(_) => {
@@ -204,7 +204,7 @@ pub fn apply(effect: &Effect, key: &mut impl Key, fresh: &mut Option<Limiter>) -
                 if let Some(to) = moved.back {
                     limiter.move_back(to);
                 }
-                Pending { back: moved.back, expires: moved.expires, ..Pending::default() }
+                Pending { moved: *moved, ..Pending::default() }
             }
             None => Pending::default(),
         }),
@@ -224,8 +224,10 @@ pub(super) fn pending(
     Pending {
         changed: outcome.changed(),
         emptied: outcome.emptied,
-        back: outcome.own_time.moved_back.map(|most| MoveBack { clock: time.clock, most }),
-        expires: if may_move { new_expiry(key, fresh, time, *outcome) } else { None },
+        moved: Moved {
+            back: outcome.own_time.moved_back.map(|most| MoveBack { clock: time.clock, most }),
+            expires: if may_move { new_expiry(key, fresh, time, *outcome) } else { None },
+        },
     }
 }
 
@@ -240,9 +242,8 @@ fn new_expiry(
 ) -> Option<UnixMs> {
     let current = key.expires_at();
     let limiter = key.limiter_mut().or(fresh)?;
-    let expiry = outcome.expiry(time, current, limiter.lifetime_ms(time.as_of()));
-    limiter.set_source(expiry.source);
-    expiry.moves_to
+    limiter.set_source(outcome.source_after(time));
+    outcome.expiry(time, current, limiter.lifetime_ms(time.as_of()))
 }
 
 /// The time that units were counted at: in a key ahead of the clock, its own newest time.

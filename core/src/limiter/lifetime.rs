@@ -164,31 +164,26 @@ impl Outcome {
         self.changed() && (end_moved || (may_end_later() && !given_back))
     }
 
-    /// Returns the key's new expiry, given the `current` one, and for how many milliseconds the key counts from the request's time.
-    pub fn expiry(&self, time: Time, current: Option<UnixMs>, lifetime_ms: u64) -> Expiry {
+    /// The time by the server's clock that the key's expiry moves to, given the `current` one, and for how many milliseconds the key
+    /// counts from the request's time; `None` if it does not move.
+    pub fn expiry(&self, time: Time, current: Option<UnixMs>, lifetime_ms: u64) -> Option<UnixMs> {
         let extra_ms = if time.at.is_some() { EXTRA_WITH_AT_MS } else { 0 };
         let end = time.clock.plus_up_to_max(lifetime_ms + extra_ms);
-        let may_end_later = self.may_end_later(time);
         let moves = match current {
             Some(current) if self.own_time.moved_back.is_some() => end != current,
-            Some(current) => may_end_later && end > current,
+            Some(current) => self.may_end_later(time) && end > current,
             None => self.changed() && self.change.end_moved,
         };
-        let source = match time.at {
-            None if self.own_time.ahead => self.source,
-            None if may_end_later || self.own_time.moved_back.is_some() => TimeSource::Clock,
-            Some(_) if may_end_later => TimeSource::At,
-            _ => self.source,
-        };
-        Expiry { moves_to: moves.then_some(end), source }
+        moves.then_some(end)
     }
-}
 
-/// A key's expiry after a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expiry {
-    /// The new expiry by the server's clock; `None` if it does not change.
-    pub moves_to: Option<UnixMs>,
-    /// Where the time that sets the expiry comes from, after this request.
-    pub source: TimeSource,
+    /// Where the time that sets the key's expiry comes from, after this request.
+    pub fn source_after(&self, time: Time) -> TimeSource {
+        match time.at {
+            None if self.own_time.ahead => self.source,
+            None if self.may_move_expiry(time) => TimeSource::Clock,
+            Some(_) if self.may_end_later(time) => TimeSource::At,
+            _ => self.source,
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //!
 //! - `quota`: times, windows, quotas and costs, each within its bounds.
 //! - `calendar`: when weeks and months begin.
+//! - `words`: windows as words, with the names of their units.
 //! - `algorithm`: the algorithms, and what RL.INFO shows of a limiter.
 //! - `lifetime`: what a request changed, and when the key must expire.
 //! - `decision`: decides about one key, by the same steps for every algorithm.
@@ -29,15 +30,16 @@ pub(crate) mod log;
 mod quota;
 pub mod several;
 pub(crate) mod state;
+pub(crate) mod words;
 
 pub use algorithm::{Algorithm, Mover, SlidingCounts, WindowUsage};
 pub use bucket::Bucket;
-pub use decision::{Decision, Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
+pub use decision::{Decision, Mismatch, Mode, Request, Verdict, Wait};
 pub use effect::{Effect, Moved, Pending, Recorded};
 pub use key::Key;
 pub use lifetime::{Change, MostAhead, MoveBack, Outcome, OwnTime, TimeSource};
 pub use quota::{
-    Calendar, Cost, DAY_MS, HOUR_MS, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, MINUTE_MS, Quota, QuotaList,
-    SECOND_MS, Time, UnixMs, WindowMs, digits, leading_integer,
+    Calendar, Cost, MAX_COUNT, MAX_SAFE_INTEGER, MAX_TIERS, Quota, QuotaList, Time, UnixMs, WindowMs, digits,
+    leading_integer,
 };
 pub use state::Limiter;

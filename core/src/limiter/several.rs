@@ -6,43 +6,33 @@ use std::ops::{Deref, DerefMut};
 use arrayvec::ArrayVec;
 
 use super::algorithm::Algorithm;
-use super::decision::{Mismatch, Mode, Request, RowVerdict, Verdict, Wait};
+use super::decision::{Mismatch, Mode, Request, Verdict, Wait};
 use super::effect::{Effect, Pending, Recorded};
 use super::key::{self, Key};
 use super::lifetime::Outcome;
-use super::quota::{Cost, MAX_TIERS, Quota, QuotaList, Time, UnixMs};
+use super::quota::{Cost, Quota, QuotaList, Time, UnixMs};
 use super::state::Limiter;
 
 /// The most rows, and so keys, of a command.
 pub const MAX_ROWS: usize = 64;
 
-/// One of several keys, and what is to be done to it. Only [`Parts::add`] makes one.
+/// One of the keys of a command, and what is to be done to it. Only [`Parts::add`] makes one.
 pub struct Part<N, K, T> {
     /// The name of the key.
     pub name: N,
     /// A number that differs for most names that differ.
     fingerprint: u64,
-    /// The index of the first part with the same key.
-    first: usize,
-    /// The key while it is open. Of several parts with one key, the first has it.
+    /// The key while it is open.
     pub key: Option<K>,
     /// The limiter to store if the key is empty.
     pub fresh: Option<Limiter>,
     /// What is still to be done once `task` is decided.
     pub pending: Pending,
-    /// The row that is decided about the key, or the effect that is applied to it.
+    /// What rows ask of the key, or the effect that is applied to it.
     pub task: T,
 }
 
-impl<N, K, T> Part<N, K, T> {
-    /// The index of the first part with the same key: what concerns the whole key stands there.
-    #[inline(always)]
-    pub fn first(&self) -> usize {
-        self.first
-    }
-}
-
-/// The parts of a command about several keys, in the caller's order; at most [`MAX_ROWS`], without an allocation.
+/// The keys of a command, in the order in which it first names them; at most [`MAX_ROWS`], without an allocation.
 pub struct Parts<N, K, T> {
     parts: ArrayVec<Part<N, K, T>, MAX_ROWS>,
     hasher: Option<RandomState>,
@@ -56,7 +46,7 @@ impl<N, K, T> Default for Parts<N, K, T> {
 }
 
 impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
-    /// Adds a part whose key is not open. Returns the index of the first part with the same key, which may be this one.
+    /// Adds a key that is not open, unless there is one of this name. Returns its index.
     ///
     /// # Panics
     ///
@@ -66,20 +56,25 @@ impl<N: AsRef<[u8]>, K, T> Parts<N, K, T> {
         let fingerprint = self.fingerprint(name.as_ref());
         let is_equal =
             |part: &Part<N, K, T>| part.fingerprint == fingerprint && part.name.as_ref() == name.as_ref();
-        let first = self.parts.iter().position(is_equal).unwrap_or(self.parts.len());
-        let (key, fresh, pending) = (None, None, Pending::default());
-        self.parts.push(Part { name, fingerprint, first, key, fresh, pending, task });
-        first
+        let known = self.parts.iter().position(is_equal);
+        known.unwrap_or_else(|| {
+            let (key, fresh, pending) = (None, None, Pending::default());
+            self.parts.push(Part { name, fingerprint, key, fresh, pending, task });
+            self.parts.len() - 1
+        })
     }
 
-    /// A number that differs for most names that differ, so that few names are compared byte by byte: the last eight bytes, or a
-    /// keyed hash of a long name. Without the hash, 64 long names that end alike would be compared in full, each with each.
+    /// A number that differs for most names that differ, so that few names are compared byte by byte: the first and the last eight
+    /// bytes, or a keyed hash of a long name. Without the hash, 64 long names that begin and end alike would be compared in full, each
+    /// with each.
     #[inline]
     fn fingerprint(&mut self, name: &[u8]) -> u64 {
-        match name.last_chunk() {
-            Some(_) if name.len() > 64 => self.hasher.get_or_insert_default().hash_one(name),
-            Some(last) => u64::from_le_bytes(*last),
-            None => name.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)),
+        match (name.first_chunk(), name.last_chunk()) {
+            (Some(first), Some(last)) if name.len() <= 64 => {
+                u64::from_le_bytes(*first).rotate_left(1) ^ u64::from_le_bytes(*last)
+            }
+            (Some(_), _) => self.hasher.get_or_insert_default().hash_one(name),
+            (None, _) => name.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)),
         }
     }
 }
@@ -103,38 +98,36 @@ impl<N, K, T> DerefMut for Parts<N, K, T> {
 /// A row of RL.ALL: one tier of one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The algorithm of the key.
-    pub algorithm: Algorithm,
-    /// The limit and window.
-    pub quota: Quota,
-    /// Units to take, or to give back if negative.
-    pub cost: Cost,
-    /// The reply of a request about this tier alone.
+    /// The index of its key.
+    pub key: usize,
+    /// The reply of a request about this tier alone, once it is decided.
     pub verdict: Verdict,
-    /// What concerns all rows of the key, in the first of them.
-    pub of_key: Option<KeyOfRows>,
 }
 
-/// One key of RL.ALL: what its rows have in common.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KeyOfRows {
-    /// The number of rows.
-    pub tiers: usize,
-    /// Whether the key refuses.
-    pub limited: bool,
-    /// What was changed in the key.
+/// The rows of RL.ALL, in the caller's order.
+pub type Rows = ArrayVec<Row, MAX_ROWS>;
+
+/// What the rows of one key ask of it.
+#[derive(Clone, Debug)]
+pub struct RowsOfKey {
+    /// The algorithm of the key.
+    pub algorithm: Algorithm,
+    /// Units to take, or to give back if negative.
+    pub cost: Cost,
+    /// The limit and window of each row.
+    pub quotas: QuotaList,
+    /// What they have changed.
     pub outcome: Outcome,
 }
 
-impl Row {
-    /// A row that is not decided yet, and whose key has no other.
+impl RowsOfKey {
+    /// What the first row asks.
     #[inline(always)]
-    pub fn new(algorithm: Algorithm, quota: Quota, cost: Cost) -> Row {
-        let of_key = Some(KeyOfRows { tiers: 1, ..KeyOfRows::default() });
-        Row { algorithm, quota, cost, verdict: Verdict::default(), of_key }
+    pub fn new(algorithm: Algorithm, quota: Quota, cost: Cost) -> RowsOfKey {
+        RowsOfKey { algorithm, cost, quotas: QuotaList::from_iter([quota]), outcome: Outcome::default() }
     }
 
-    /// The request about the rows of its key, of which these are the quotas.
+    /// The request that they are together, of which these are the quotas.
     #[inline(always)]
     fn request<'q>(&self, quotas: &'q [Quota], time: Time) -> Request<'q> {
         Request { algorithm: self.algorithm, quotas, cost: self.cost, mode: Mode::AllOrNothing, time }
@@ -158,121 +151,90 @@ pub struct AnswerAll {
 ///
 /// A key is counted by another algorithm, or cannot hold the windows. An error changes nothing.
 #[inline]
-pub fn run<N, K: Key>(rows: &mut [Part<N, K, Row>], force: bool, time: Time) -> Result<AnswerAll, Mismatch> {
+pub fn run<N, K: Key>(
+    keys: &mut [Part<N, K, RowsOfKey>],
+    rows: &mut [Row],
+    force: bool,
+    time: Time,
+) -> Result<AnswerAll, Mismatch> {
     let mut limited = false;
-    for index in 0..rows.len() {
-        if let Some(KeyOfRows { tiers, .. }) = rows[index].task.of_key {
-            limited |= decide(rows, index, tiers, time)?;
-        }
+    for Part { key, fresh, task, .. } in &mut *keys {
+        let limiter = key.limiter_or(fresh, task.algorithm);
+        limited |= match task.quotas[..] {
+            [only] => limiter.is_limited(task.request(&[only], time))?,
+            _ => limiter.is_limited(task.request(&task.quotas, time))?,
+        };
     }
     // From here on nothing fails.
     let (mut retry_after, mut at) = (Wait::Ms(0), UnixMs::default());
-    for index in 0..rows.len() {
-        if let Some(KeyOfRows { tiers, .. }) = rows[index].task.of_key {
-            let (wait, counted_at) = commit_if(rows, index, tiers, force || !limited, time);
-            retry_after = retry_after.max(wait);
-            at = at.max(counted_at);
-        }
+    for (index, part) in keys.iter_mut().enumerate() {
+        // A key with one row, as nearly every one has, needs no list. That spares an RL.ALL nearly 3 % of its instructions
+        // (`make check-instructions`).
+        let (wait, counted_at) = match part.task.quotas[..] {
+            [only] => commit_if(part, &[only], index, rows, force || !limited, time),
+            _ => commit_several_if(part, index, rows, force || !limited, time),
+        };
+        retry_after = retry_after.max(wait);
+        at = at.max(counted_at);
     }
     let retry_after_ms = if limited { retry_after.ms() } else { None };
     Ok(AnswerAll { limited, retry_after_ms, at })
 }
 
-/// The quotas of all rows of the key that has this first row.
-#[cold]
-fn quotas<N, K>(rows: &[Part<N, K, Row>], first: usize) -> QuotaList {
-    rows[first..].iter().filter(|part| part.first == first).map(|part| part.task.quota).collect()
-}
-
-#[inline(always)]
-fn decide<N, K: Key>(
-    rows: &mut [Part<N, K, Row>],
-    first: usize,
-    tiers: usize,
-    time: Time,
-) -> Result<bool, Mismatch> {
-    let several = if tiers > 1 { quotas(rows, first) } else { QuotaList::new() };
-    let Part { key, fresh, task, .. } = &mut rows[first];
-    let limiter = key.limiter_or(fresh, task.algorithm);
-    let limited = match tiers {
-        1 => limiter.is_limited(task.request(&[task.quota], time))?,
-        _ => limiter.is_limited(task.request(&several, time))?,
-    };
-    task.of_key = Some(KeyOfRows { tiers, limited, outcome: Outcome::default() });
-    Ok(limited)
-}
-
-/// Commits the rows of one key, if `counts` is set. Returns their longest wait, and the time that they were counted at.
+/// Commits the rows of the key at `index`, of which these are the quotas, if it `counts`. Returns their longest wait, and the time that
+/// they were counted at.
 #[inline(always)]
 fn commit_if<N, K: Key>(
-    rows: &mut [Part<N, K, Row>],
-    first: usize,
-    tiers: usize,
+    Part { key, fresh, pending, task, .. }: &mut Part<N, K, RowsOfKey>,
+    quotas: &[Quota],
+    index: usize,
+    rows: &mut [Row],
     counts: bool,
     time: Time,
 ) -> (Wait, UnixMs) {
-    // A key with one row, as nearly every one has, needs no lists. That spares an RL.ALL nearly 3 % of its instructions
-    // (`make check-instructions`).
-    if tiers > 1 {
-        return commit_tiers_if(rows, first, counts, time);
+    let (limiter, request) = (key.limiter_or(fresh, task.algorithm), task.request(quotas, time));
+    let mut longest = Wait::Ms(0);
+    let outcome = {
+        let mut of_key = rows_of(index, rows);
+        limiter.commit_if(request, counts, |verdict, retry_after| {
+            if let Some(row) = of_key.next() {
+                row.verdict = verdict;
+            }
+            longest = longest.max(retry_after);
+        })
+    };
+    let at = key::counted_at(Some(limiter), request, &outcome);
+    *pending = key::pending(key, fresh.as_mut(), time, &outcome);
+    task.outcome = outcome;
+    let longest_wait_ms = key::longest_wait_ms(key, time, &outcome, pending.moved.expires);
+    if longest_wait_ms < u64::MAX {
+        rows_of(index, rows).for_each(|row| row.verdict = row.verdict.at_most(longest_wait_ms));
     }
-    let (part, mut verdict) = (&mut rows[first], None);
-    let quota = part.task.quota;
-    let (longest_wait_ms, at) = commit_key_if(part, &[quota], counts, time, |row| verdict = Some(row));
-    let Some(row) = verdict else { unreachable!("there is a tier") };
-    let RowVerdict { verdict, retry_after } = row.at_most(longest_wait_ms);
-    part.task.verdict = verdict;
-    (retry_after, at)
+    (longest.at_most(longest_wait_ms), at)
 }
 
 #[cold]
-fn commit_tiers_if<N, K: Key>(
-    rows: &mut [Part<N, K, Row>],
-    first: usize,
+fn commit_several_if<N, K: Key>(
+    part: &mut Part<N, K, RowsOfKey>,
+    index: usize,
+    rows: &mut [Row],
     counts: bool,
     time: Time,
 ) -> (Wait, UnixMs) {
-    let (quotas, mut verdicts) = (quotas(rows, first), ArrayVec::<_, MAX_TIERS>::new());
-    let (longest_wait_ms, at) =
-        commit_key_if(&mut rows[first], &quotas, counts, time, |row| verdicts.push(row));
-    let mut longest = Wait::Ms(0);
-    let of_key = rows[first..].iter_mut().filter(|part| part.first == first);
-    for (row, part) in verdicts.iter().zip(of_key) {
-        let RowVerdict { verdict, retry_after } = row.at_most(longest_wait_ms);
-        part.task.verdict = verdict;
-        longest = longest.max(retry_after);
-    }
-    (longest, at)
+    commit_if(part, &part.task.quotas.clone(), index, rows, counts, time)
 }
 
-/// Passes on the verdicts. Returns an upper bound on their waits, and the time that units were counted at.
+/// The rows of the key at `index`.
 #[inline(always)]
-fn commit_key_if<N, K: Key>(
-    Part { key, fresh, pending, task, .. }: &mut Part<N, K, Row>,
-    quotas: &[Quota],
-    counts: bool,
-    time: Time,
-    verdicts: impl FnMut(RowVerdict),
-) -> (u64, UnixMs) {
-    let (limiter, request) = (key.limiter_or(fresh, task.algorithm), task.request(quotas, time));
-    let outcome = limiter.commit_if(request, counts, verdicts);
-    let at = key::counted_at(Some(limiter), request, &outcome);
-    *pending = key::pending(key, fresh.as_mut(), time, &outcome);
-    if let Some(of_key) = &mut task.of_key {
-        of_key.outcome = outcome;
-    }
-    (key::longest_wait_ms(key, time, &outcome, pending.expires), at)
+fn rows_of(index: usize, rows: &mut [Row]) -> impl Iterator<Item = &mut Row> {
+    // No earlier row names it first.
+    rows[index..].iter_mut().filter(move |row| row.key == index)
 }
 
-/// Returns what copies are told of the key that has this first row.
+/// Returns what copies are told of a key.
 #[inline]
-pub fn effect<N, K>(rows: &[Part<N, K, Row>], first: usize) -> Effect {
-    let Part { pending, task: Row { algorithm, quota, cost, of_key, .. }, .. } = &rows[first];
-    let Some(KeyOfRows { tiers, outcome, .. }) = of_key else { unreachable!("it is the first row") };
-    pending.effect(|| match tiers {
-        1 => Recorded::of(*algorithm, &[*quota], *cost, outcome),
-        _ => Recorded::of(*algorithm, &quotas(rows, first), *cost, outcome),
-    })
+pub fn effect<N, K>(Part { pending, task, .. }: &Part<N, K, RowsOfKey>) -> Effect {
+    pending.effect(|| Recorded::of(task.algorithm, &task.quotas, task.cost, &task.outcome))
 }
 
 /// Does to several keys what a request did to those of which they are copies.

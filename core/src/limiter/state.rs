@@ -6,7 +6,7 @@ use std::slice;
 use super::algorithm::{Algorithm, Mover, WindowUsage};
 use super::bucket::{self, Bucket, Buckets};
 use super::counters::{CALENDAR_APART, Counters, Method, Numbered};
-use super::decision::{Decision, Mismatch, Mode, Request, RowVerdict, State, StateMut};
+use super::decision::{Decision, Mismatch, Mode, Request, State, StateMut, Verdict, Wait};
 use super::lifetime::{MoveBack, Outcome, OwnTime, TimeSource};
 use super::log::large::Large;
 use super::log::short::{self, LEAST_BYTES, LogHolder, MOST_BYTES, Short};
@@ -235,10 +235,15 @@ impl Limiter {
         read!(self, state => request.is_limited(state))
     }
 
-    /// Commits a request that [`is_limited`](Self::is_limited) has checked, if it `counts`. Passes on the verdict on each
-    /// tier.
+    /// Commits a request that [`is_limited`](Self::is_limited) has checked, if it `counts`. Passes on the verdict on each tier, and how
+    /// long until that allows the same request again.
     #[cfg_attr(not(target_family = "wasm"), inline(always))]
-    pub fn commit_if(&mut self, request: Request, counts: bool, verdicts: impl FnMut(RowVerdict)) -> Outcome {
+    pub fn commit_if(
+        &mut self,
+        request: Request,
+        counts: bool,
+        verdicts: impl FnMut(Verdict, Wait),
+    ) -> Outcome {
         if counts {
             self.make_room(request);
         }

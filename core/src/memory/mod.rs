@@ -11,7 +11,7 @@ mod table;
 use std::hash::{BuildHasher, RandomState};
 
 use crate::limiter::key;
-use crate::limiter::several::{self, Parts};
+use crate::limiter::several::{self, Part, Parts, Rows};
 use crate::limiter::{Algorithm, Mode, Request, Time, UnixMs};
 use crate::reply::{self, Reply};
 use crate::request::{self, Arguments, Refusal, Verb};
@@ -119,35 +119,32 @@ impl Memory {
     }
 
     fn all<W: AsRef<[u8]> + Copy>(&mut self, words: &[W], now: UnixMs) -> Result<(), Refusal> {
-        let mut rows = Parts::default();
-        let options = request::parse_rows(words, &mut rows)?;
+        let (mut keys, mut rows) = (Parts::default(), Rows::new());
+        let options = request::parse_rows(words, &mut keys, &mut rows)?;
         let time = Time { clock: now, at: options.at };
-        let may_grow = self.table.reserve(rows.len()).is_ok();
+        let may_grow = self.table.reserve(keys.len()).is_ok();
         let (mut has_new, mut needed) = (false, Needed::default());
-        for index in 0..rows.len() {
-            if let Some(of_key) = rows[index].task.of_key {
-                let name = rows[index].name.as_ref();
-                let key = self.table.lend(name, now);
-                needed.add(name, &key, rows[index].task.algorithm, of_key.tiers);
-                has_new |= key.is_none();
-                rows[index].key = key;
-            }
+        for Part { name, key, task, .. } in keys.iter_mut() {
+            let name = name.as_ref();
+            *key = self.table.lend(name, now);
+            needed.add(name, key, task.algorithm, task.quotas.len());
+            has_new |= key.is_none();
         }
         let answer = if (may_grow || !has_new) && self.reserve.lend(&needed) {
-            several::run(&mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
+            several::run(&mut keys, &mut rows, options.mode == Mode::Force, time).map_err(Refusal::from)
         } else {
             Err(Refusal::OUT_OF_MEMORY)
         };
-        for row in rows.iter_mut() {
-            if let Some(held) = row.key.take() {
-                self.table.put_back(row.name.as_ref(), held);
+        for part in keys.iter_mut() {
+            if let Some(held) = part.key.take() {
+                self.table.put_back(part.name.as_ref(), held);
             }
         }
         let answer = answer?;
-        for row in rows.iter_mut().filter(|row| row.pending.is_any()) {
-            self.table.carry_out(row.name.as_ref(), row.fresh.take(), row.pending);
+        for part in keys.iter_mut().filter(|part| part.pending.is_any()) {
+            self.table.carry_out(part.name.as_ref(), part.fresh.take(), part.pending);
         }
-        reply::all(&mut self.reply, &answer, rows.iter().map(|row| &row.task.verdict));
+        reply::all(&mut self.reply, &answer, &rows);
         Ok(())
     }
 

@@ -189,8 +189,8 @@ impl Table {
         if pending.emptied {
             self.remove(name);
         } else if let Some(limiter) = fresh.filter(|_| pending.changed) {
-            self.insert(name, limiter, pending.expires.unwrap_or(UnixMs::MAX));
-        } else if let Some(expires_at) = pending.expires
+            self.insert(name, limiter, pending.moved.expires.unwrap_or(UnixMs::MAX));
+        } else if let Some(expires_at) = pending.moved.expires
             && let Some(index) = self.find(name)
         {
             let slot = &mut self.slots[index as usize];

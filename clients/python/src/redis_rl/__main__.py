@@ -37,7 +37,6 @@ class Rules(NamedTuple):
 _TYPE = "ratelimit"
 _MOST = 2**53 - 1
 _UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
-_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _BATCH = 1000
 # So many keys are shown of those that are limited most.
 _TOP = 20
@@ -66,8 +65,14 @@ _ROWS, _WAITS, _EACH_SECOND, _MOST_LIMITED = _FORMATS
 def parser() -> argparse.ArgumentParser:
     """Makes the parser of the command line."""
     options = argparse.ArgumentParser("python -m redis_rl", description="A tool for operators.")
-    options.set_defaults(uri=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"))
-    _add_uri(options)
+    options.add_argument(
+        "-u",
+        metavar="URI",
+        dest="uri",
+        default=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379"),
+        help="a server, or one of a cluster: redis://user:password@host:port/db, unix:///path, or with TLS "
+        "rediss://host:port?ssl_ca_certs=file; by default REDIS_URL in the environment, or redis://127.0.0.1:6379",
+    )
     commands = options.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, run, text in (
         ("list", list_all, "limiters whose keys begin with a prefix"),
@@ -80,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
-        _add_uri(command)
         if name in ("list", "watch", "top"):
             command.add_argument("prefix", nargs="?", default="", type=_bytes)
         else:
@@ -97,18 +101,6 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--seconds", type=float, default=10 if name == "top" else None, help=f"or {until}")
             command.add_argument("--enable", action="store_true", help=f"set {_SETTING} meanwhile")
     return options
-
-
-def _add_uri(options: argparse.ArgumentParser) -> None:
-    options.add_argument(
-        "-u",
-        metavar="URI",
-        dest="uri",
-        # The one before the command counts where the command has none.
-        default=argparse.SUPPRESS,
-        help="a server, or one of a cluster: redis://user:password@host:port/db, unix:///path, or with TLS "
-        "rediss://host:port?ssl_ca_certs=file; by default REDIS_URL in the environment, or redis://127.0.0.1:6379",
-    )
 
 
 def _quotas(text: str) -> list[Rules]:
@@ -169,28 +161,21 @@ def masters(client: Any) -> list[Any]:
 
 def printable(key: bytes) -> str:
     """Escapes a key, so that it cannot control a terminal, and :func:`_bytes` can read it."""
-    return re.sub(r"[^ -~]|\\", _escape, key.decode(errors="surrogateescape"))
+    return "".join(map(_shown, key.decode(errors="surrogateescape")))
 
 
-def _escape(found: re.Match[str]) -> str:
-    each = found[0]
-    if each in _ESCAPES:
-        return _ESCAPES[each]
-    with suppress(UnicodeEncodeError):
+def _shown(each: str) -> str:
+    try:
         each.encode(sys.stdout.encoding or "ascii")
-        if each.isprintable():
-            return each
-    return "".join(f"\\x{byte:02x}" for byte in each.encode(errors="surrogateescape"))
+        is_shown = each.isprintable() and each != "\\"
+    except UnicodeEncodeError:
+        is_shown = False
+    return each if is_shown else "".join(f"\\x{byte:02x}" for byte in each.encode(errors="surrogateescape"))
 
 
 def _bytes(word: str) -> bytes:
     """Reads a key as :func:`printable` shows it. A backslash that begins no escape stands for itself."""
-    said = {escape[1:].encode(): each.encode() for each, escape in _ESCAPES.items()}
-
-    def read(escape: re.Match[bytes]) -> bytes:
-        return said.get(escape[1]) or bytes.fromhex(escape[1][1:].decode())
-
-    return re.sub(rb"\\([\\nrt]|x[0-9a-f]{2})", read, os.fsencode(word))
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda escape: bytes.fromhex(escape[1].decode()), os.fsencode(word))
 
 
 def check_loaded(nodes: list[Any]) -> None:

@@ -1,6 +1,5 @@
 //! Carries out what [`Keys`] says: sends its commands, delivers its answers, keeps its timer.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
@@ -11,13 +10,13 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
 use super::away::{Announcer, Node, Nodes, NotAsked};
 use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained, has_timers};
-use crate::keys::{Answer, Command, Keys, MAX_KEYS, RequestId, Rules, Share, Step};
+use crate::keys::{Answer, Command, Keys, MAX_KEYS, Request, Rules, Share, Step};
 use crate::lines::{ENDED, Redis, io_error, is_away, own_runtime};
 use crate::locked;
 
@@ -50,8 +49,6 @@ struct Shared {
 
 struct State {
     keys: Keys,
-    last_id: RequestId,
-    waiting: HashMap<RequestId, Vec<oneshot::Sender<RedisResult<Answer>>>>,
     ticker: Option<AbortHandle>,
 }
 
@@ -83,7 +80,7 @@ impl Asker {
         let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(*remember, max_keys, redis.is_cluster());
-        let state = State { keys, last_id: 0, waiting: HashMap::new(), ticker: None };
+        let state = State { keys, ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
         let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
         Asker(Arc::new(Shared { settings, time, state, nodes, tasks }))
@@ -117,19 +114,18 @@ impl Asker {
         &self,
         shares: Vec<Share>,
     ) -> impl Future<Output = (Held, RedisResult<Answer>)> + Send + use<> {
-        let (held, receiver, step) = {
-            let mut state = self.state();
-            state.last_id += 1;
-            let id = state.last_id;
-            let now = self.now();
+        let request = Request::new(shares);
+        let receiver = request.awaited();
+        let step = {
+            let (mut state, now) = (self.state(), self.now());
             // A clock of the application's own may jump past the end of a lease before the timer fires.
             let mut step = state.keys.tick(now);
-            let taken = state.keys.take(now, id, shares);
+            let taken = state.keys.take(now, &request);
             step.commands.extend(taken.commands);
             step.answers.extend(taken.answers);
-            let held = Held { asker: self.clone(), id, is_kept: false };
-            (held, state.awaited(id), step)
+            step
         };
+        let held = Held { asker: self.clone(), request, is_kept: false };
         self.carry_out(step);
         async {
             let answer = receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)));
@@ -207,12 +203,8 @@ impl Asker {
     /// this process has answered before this returns.
     fn carry_out(&self, step: Step) -> Option<JoinHandle<()>> {
         let Step { commands, answers } = step;
+        answers.iter().for_each(|(request, answer)| request.tell(answer));
         let mut state = self.state();
-        for (id, answer) in answers {
-            for sender in state.waiting.remove(&id).unwrap_or_default() {
-                let _ = sender.send(answer.clone());
-            }
-        }
         let is_ticking = state.ticker.as_ref().is_some_and(|ticker| !ticker.is_finished());
         // Without timers, each request gives back the leases that are over.
         if !is_ticking
@@ -331,15 +323,6 @@ impl Asker {
     }
 }
 
-impl State {
-    /// The next answer to a request.
-    fn awaited(&mut self, id: RequestId) -> oneshot::Receiver<RedisResult<Answer>> {
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.entry(id).or_default().push(sender);
-        receiver
-    }
-}
-
 /// What all of them return. They are polled in this order, so commands leave in it, and in one write.
 async fn in_order<F: Future>(all: Vec<F>) -> Vec<F::Output> {
     let mut all: Vec<_> = all.into_iter().map(|one| (Box::pin(one), None)).collect();
@@ -358,7 +341,7 @@ async fn in_order<F: Future>(all: Vec<F>) -> Vec<F::Output> {
 /// A request that may be settled or given back. If it is dropped before [`keep`](Held::keep), what it took goes back.
 pub(crate) struct Held {
     asker: Asker,
-    id: RequestId,
+    request: Request,
     is_kept: bool,
 }
 
@@ -375,7 +358,7 @@ impl Held {
 
     /// Gives back what the request took, once. The task that is returned ends when Redis has it.
     pub fn give_back(&self) -> Option<JoinHandle<()>> {
-        let step = self.asker.state().keys.give_back(self.asker.now(), self.id);
+        let step = self.asker.state().keys.give_back(self.asker.now(), &self.request);
         self.asker.carry_out(step)
     }
 
@@ -385,11 +368,8 @@ impl Held {
         &self,
         used: Vec<(usize, i64)>,
     ) -> impl Future<Output = RedisResult<Answer>> + Send + use<> {
-        let (step, receiver) = {
-            let mut state = self.asker.state();
-            let step = state.keys.settle(self.id, used);
-            (step, state.awaited(self.id))
-        };
+        let receiver = self.request.awaited();
+        let step = self.asker.state().keys.settle(&self.request, used);
         self.asker.carry_out(step);
         async { receiver.await.unwrap_or_else(|_| Err(io_error(ENDED))) }
     }
@@ -398,10 +378,8 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.asker.state().waiting.remove(&self.id);
             self.give_back();
         }
-        self.asker.state().keys.leave_as_is(self.id);
     }
 }
 

@@ -1,43 +1,19 @@
-//! Commands that are sent for requests, and answers.
+//! Commands that are sent for requests.
 
 use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::share::{RequestId, Share};
+use super::request::{Answer, Request};
+use super::share::Share;
 use crate::commands::{All, Take, Verdict, Verdicts, cmd};
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// Whether any share refuses.
-    pub limited: bool,
-    /// The longest wait of the shares that refuse. `None` if it is allowed, and if no wait helps.
-    pub retry_after: Option<Duration>,
-    /// As of when it was decided. The first reply of several counts.
-    pub at: Option<SystemTime>,
-    /// For each share the figures of its quotas, or of the tightest if a lease served it. `None` if they are not known.
-    pub rows: Vec<Option<Vec<Verdict>>>,
-    /// For each share the units that are counted.
-    pub taken: Vec<i64>,
-}
-
-impl Answer {
-    /// The verdict that the command for a single key would reply.
-    pub(crate) fn verdict(&self) -> Verdict {
-        let rows = self.rows.iter().flatten().flatten().copied().collect();
-        let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
-        let all = Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows };
-        let tightest = all.tightest().expect("a row for each quota");
-        Verdict { taken: Some(self.taken[0]), at: self.at, ..tightest }
-    }
-}
 
 /// A command to send.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub(super) shares: Vec<Share>,
     /// The request, and the indices of the shares in it. `None` if units go back and nobody waits for the reply.
-    pub(super) request: Option<(RequestId, Vec<usize>)>,
+    pub(super) request: Option<(Request, Vec<usize>)>,
     /// Of a lease, the units that it asks for beyond the cost, and others wait for it; 0 if it gives back what is left.
     pub(super) in_flight: Option<u64>,
     /// As of when units go back.
@@ -61,11 +37,12 @@ pub(super) enum How {
 impl Command {
     pub(super) fn ask(
         shares: Vec<Share>,
-        id: RequestId,
+        request: &Request,
         indices: Vec<usize>,
         in_flight: Option<u64>,
     ) -> Command {
-        Command { shares, request: Some((id, indices)), in_flight, at: None, how: How::Whole }
+        let request = Some((request.clone(), indices));
+        Command { shares, request, in_flight, at: None, how: How::Whole }
     }
 
     pub(super) fn back(shares: Vec<Share>, at: SystemTime) -> Command {
@@ -181,5 +158,5 @@ pub struct Step {
     /// Commands to send, in this order.
     pub commands: Vec<Command>,
     /// Answers to requests, and to their settling.
-    pub answers: Vec<(RequestId, RedisResult<Answer>)>,
+    pub answers: Vec<(Request, RedisResult<Answer>)>,
 }

@@ -3,96 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use lru::LruCache;
 
-use super::share::{RequestId, Rules, Share, longest_wait};
-use crate::commands::{Verdict, Verdicts};
-
-/// Units that are counted and not yet used.
-#[derive(Clone, Debug)]
-pub(super) struct Lease {
-    pub left: u64,
-    /// Units that it had after those who waited were served. It never takes back more.
-    pub granted: u64,
-    pub at: SystemTime,
-    pub ends: Duration,
-    /// The verdict on the request that uses the last unit, by the reply.
-    verdict: Verdict,
-    replied: Duration,
-}
-
-impl Lease {
-    /// Makes a lease of the units that a reply to `PARTIAL` granted.
-    pub fn new(reply: Verdict, now: Duration, ttl: Duration) -> Lease {
-        let (left, at) = (reply.taken.unwrap_or(0).max(0).unsigned_abs(), reply.at.unwrap_or(UNIX_EPOCH));
-        let verdict = Verdict { limited: false, retry_after: None, ..reply };
-        Lease { left, granted: left, at, ends: now + ttl, verdict, replied: now }
-    }
-
-    /// Hands out units.
-    pub fn serve(&mut self, now: Duration, cost: i64) -> Verdict {
-        self.left -= cost.unsigned_abs();
-        Verdict {
-            remaining: self.verdict.remaining + self.left,
-            reset_after: less(self.verdict.reset_after, now, self.replied),
-            taken: Some(cost),
-            ..self.verdict
-        }
-    }
-
-    /// Takes back units that were handed out. Returns false if they belong to another lease, or this one is over.
-    pub fn put_back(&mut self, now: Duration, at: SystemTime, units: i64) -> bool {
-        let left = self.left + units.max(0).unsigned_abs();
-        let is_its_own = at == self.at && now < self.ends && left <= self.granted;
-        self.left = if is_its_own { left } else { self.left };
-        is_its_own
-    }
-}
-
-/// A remembered refusal, which is repeated without asking.
-#[derive(Clone, Debug)]
-pub(super) struct Refusal {
-    /// It refuses requests of this cost and more.
-    cost: i64,
-    rows: Vec<Verdict>,
-    replied: Duration,
-    until: Duration,
-}
-
-impl Refusal {
-    pub fn new(cost: i64, rows: Vec<Verdict>, now: Duration, remember: Duration) -> Refusal {
-        let wait = longest_wait(&rows).flatten().unwrap_or(Duration::MAX);
-        Refusal { cost, rows, replied: now, until: now.saturating_add(remember.min(wait)) }
-    }
-
-    pub fn holds(&self, now: Duration) -> bool {
-        now < self.until
-    }
-
-    /// Whether it refuses a request of this cost. A refusal that no wait helps says nothing of smaller costs, and one with a
-    /// wait nothing of costs that no wait helps.
-    pub fn holds_for(&self, rules: &Rules, cost: i64) -> bool {
-        let is_hopeless = longest_wait(&self.rows) == Some(None);
-        cost >= self.cost && rules.is_hopeless(cost) == is_hopeless
-    }
-
-    /// The rows of the reply, with the waits that are left.
-    pub fn told(&self, now: Duration) -> Vec<Verdict> {
-        let later = |row: &Verdict| Verdict {
-            retry_after: row.retry_after.map(|wait| less(wait, now, self.replied)),
-            reset_after: less(row.reset_after, now, self.replied),
-            ..*row
-        };
-        self.rows.iter().map(later).collect()
-    }
-
-    pub fn verdict(&self, now: Duration) -> Option<Verdict> {
-        let rows = self.told(now);
-        Verdicts { limited: true, retry_after: None, at: UNIX_EPOCH, rows }.tightest()
-    }
-}
+use super::lease::{Lease, Refusal};
+use super::request::{Request, State};
+use super::share::{Rules, Share};
+use crate::commands::Verdict;
 
 /// A key under its rules.
 #[derive(Clone, Debug)]
@@ -103,7 +21,7 @@ pub(super) struct Key {
     pub refusal: Option<Refusal>,
     pub is_in_flight: bool,
     /// Shares of requests, by index, that wait for the command in flight.
-    pub waiting: VecDeque<(RequestId, usize)>,
+    pub waiting: VecDeque<(Request, usize)>,
     /// When the span began in which units are added to `asked`.
     since: Duration,
     pub asked: u64,
@@ -138,6 +56,12 @@ impl Key {
     pub fn serves(&self, now: Duration, cost: i64) -> bool {
         let lease = self.lease.as_ref();
         lease.is_some_and(|lease| cost > 0 && cost.unsigned_abs() <= lease.left && now < lease.ends)
+    }
+
+    /// Serves a share of a request, if the lease has enough.
+    pub fn serves_share(&mut self, now: Duration, request: &mut State, index: usize) -> bool {
+        let has_enough = self.serves(now, request.shares[index].share.cost);
+        has_enough && self.lease.as_mut().is_some_and(|lease| request.serve(now, index, lease))
     }
 
     /// The remembered refusal, if it refuses this cost now.
@@ -233,10 +157,4 @@ impl Known {
     pub fn all(&self) -> Vec<Share> {
         self.keys.iter().rev().map(|(_, key)| key.share()).collect()
     }
-}
-
-/// The rest of a wait. The time that has passed is rounded down to milliseconds, so the rest is never too short.
-fn less(wait: Duration, now: Duration, since: Duration) -> Duration {
-    let gone = Duration::from_millis(now.saturating_sub(since).as_millis() as u64);
-    wait.saturating_sub(gone)
 }

@@ -5,6 +5,7 @@
 
 mod command;
 mod key;
+mod lease;
 pub mod place;
 mod request;
 mod share;
@@ -12,7 +13,7 @@ pub mod turns;
 pub mod way;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::mem;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -23,27 +24,28 @@ use redis::{RedisError, RedisResult};
 use crate::commands::{MAX_COST, Verdict, Verdicts};
 
 use command::How;
-use key::{Known, Lease, Refusal};
-use request::Request;
+use key::Known;
+use lease::{Lease, Refusal};
+use request::State;
 pub(crate) use share::longest_wait;
 
 pub use crate::commands::slot;
-pub use command::{Answer, Command, Step};
-pub use share::{RequestId, Rules, Share};
+pub use command::{Command, Step};
+pub use request::{Answer, Request};
+pub use share::{Rules, Share};
 
 /// The most keys that a process remembers.
 pub const MAX_KEYS: usize = 10_000;
 /// The longest name, in bytes, that is remembered, so that memory is bounded.
 const LONGEST_NAME: usize = 256;
 
-/// The leases, remembered refusals and requests of a process.
+/// The leases and remembered refusals of a process.
 #[derive(Debug)]
 pub struct Keys {
     remember: Duration,
     is_cluster: bool,
     is_closed: bool,
     keys: Known,
-    requests: HashMap<RequestId, Request>,
     /// When leases end, and of which keys. Some of the leases may have been given back before.
     ends: BinaryHeap<Reverse<(Duration, Arc<[u8]>)>>,
     /// The time of the event that is handled.
@@ -60,7 +62,6 @@ impl Keys {
             is_cluster,
             is_closed: false,
             keys: Known::new(max_keys),
-            requests: HashMap::new(),
             ends: BinaryHeap::new(),
             now: Duration::ZERO,
             step: Step::default(),
@@ -78,33 +79,31 @@ impl Keys {
     }
 
     /// A request comes.
-    pub fn take(&mut self, now: Duration, id: RequestId, shares: Vec<Share>) -> Step {
+    pub fn take(&mut self, now: Duration, request: &Request) -> Step {
         self.now = now;
-        let mut request = Request::new(shares);
-        if self.refuse(&mut request) {
-            (request.missing, request.gives_back) = (0, true);
-            self.step.answers.push((id, Ok(request.answer())));
-            self.requests.insert(id, request);
+        let mut state = request.state();
+        if self.refuse(&mut state) {
+            (state.missing, state.gives_back) = (0, true);
+            self.step.answers.push((request.clone(), Ok(state.answer())));
             return mem::take(&mut self.step);
         }
         let mut alone: Vec<(u16, Vec<usize>)> = Vec::new();
-        for index in 0..request.shares.len() {
-            if !self.take_leased(id, &mut request, index) {
-                let slot = slot_of(self.is_cluster, &request.shares[index].share.key);
+        for index in 0..state.shares.len() {
+            if !self.take_leased(request, &mut state, index) {
+                let slot = slot_of(self.is_cluster, &state.shares[index].share.key);
                 entry_of(&mut alone, slot).push(index);
             }
         }
         for (_, indices) in alone {
-            let shares = indices.iter().map(|index| request.shares[*index].share.clone()).collect();
-            self.step.commands.push(Command::ask(shares, id, indices, None));
+            let shares = indices.iter().map(|index| state.shares[*index].share.clone()).collect();
+            self.step.commands.push(Command::ask(shares, request, indices, None));
         }
-        self.requests.insert(id, request);
-        self.answer_if_whole(id);
+        self.answer_if_whole(request, &mut state);
         mem::take(&mut self.step)
     }
 
     /// Whether a remembered refusal refuses any share. Then none is asked for.
-    fn refuse(&mut self, request: &mut Request) -> bool {
+    fn refuse(&mut self, request: &mut State) -> bool {
         let (now, mut is_refused) = (self.now, false);
         for noted in &mut request.shares {
             let Share { key, rules, cost } = &noted.share;
@@ -119,8 +118,8 @@ impl Keys {
     }
 
     /// Whether a lease serves a share, or it waits for one, or is asked for with one. Else it is asked for alone.
-    fn take_leased(&mut self, id: RequestId, request: &mut Request, index: usize) -> bool {
-        let (now, share) = (self.now, request.shares[index].share.clone());
+    fn take_leased(&mut self, request: &Request, state: &mut State, index: usize) -> bool {
+        let (now, share) = (self.now, state.shares[index].share.clone());
         let Share { key, rules, cost } = &share;
         let is_leased =
             rules.units > 0 && *cost > 0 && !rules.is_hopeless(*cost) && key.len() <= LONGEST_NAME;
@@ -129,16 +128,16 @@ impl Keys {
         }
         self.remembered(&share);
         let Some(key) = self.keys.get(&share) else { return false };
-        if request.is_served(now, index, key) {
+        if key.serves_share(now, state, index) {
             key.asked += cost.unsigned_abs();
             return true;
         }
         let size = if key.is_in_flight { 0 } else { key.size(now) };
         key.asked += cost.unsigned_abs();
         if key.is_in_flight {
-            key.waiting.push_back((id, index));
+            key.waiting.push_back((request.clone(), index));
         } else if size > 0 {
-            self.ask(&share, id, index, Some(size));
+            self.ask(&share, request, index, Some(size));
         } else {
             return false;
         }
@@ -146,23 +145,23 @@ impl Keys {
     }
 
     /// Asks for a share with a lease of this size, in flight; with `None` alone. What is left of the lease goes back first.
-    fn ask(&mut self, share: &Share, id: RequestId, index: usize, size: Option<u64>) {
+    fn ask(&mut self, share: &Share, request: &Request, index: usize, size: Option<u64>) {
         self.end_lease(share);
         if let Some(key) = self.keys.get(share) {
             key.is_in_flight = size.is_some();
         }
         let size = size.map(|size| size.min((MAX_COST - share.cost).unsigned_abs()));
-        self.step.commands.push(Command::ask(vec![share.clone()], id, vec![index], size));
+        self.step.commands.push(Command::ask(vec![share.clone()], request, vec![index], size));
     }
 
     /// The reply to a command came in, or its error.
     pub fn reply(&mut self, now: Duration, command: &Command, reply: RedisResult<Verdicts>) -> Step {
         self.now = now;
-        if let Some((id, indices)) = &command.request {
+        if let Some((request, indices)) = &command.request {
             if command.settles() {
-                self.note_settled(*id, indices, command, reply);
+                self.note_settled(request, indices, command, reply);
             } else {
-                self.note_reply(*id, indices, command, reply);
+                self.note_reply(request, indices, command, reply);
             }
         }
         mem::take(&mut self.step)
@@ -170,7 +169,7 @@ impl Keys {
 
     fn note_reply(
         &mut self,
-        id: RequestId,
+        request: &Request,
         indices: &[usize],
         command: &Command,
         reply: RedisResult<Verdicts>,
@@ -182,14 +181,14 @@ impl Keys {
         }
         match reply {
             Err(error) => {
-                indices.iter().for_each(|_| self.fail(id, &error));
+                indices.iter().for_each(|_| self.fail(request, &error));
                 let key = if is_in_flight { self.keys.get(share) } else { None };
                 let waiting = key.map(|key| mem::take(&mut key.waiting)).unwrap_or_default();
-                waiting.into_iter().for_each(|(id, _)| self.fail(id, &error));
+                waiting.into_iter().for_each(|(request, _)| self.fail(&request, &error));
             }
-            Ok(reply) if command.size() > 0 => self.deal(id, indices[0], share, reply.rows[0]),
+            Ok(reply) if command.size() > 0 => self.deal(request, indices[0], share, reply.rows[0]),
             Ok(reply) => {
-                let refusal = self.note(id, indices, &command.shares, &reply);
+                let refusal = self.note(request, indices, &command.shares, &reply);
                 if is_in_flight {
                     self.serve_waiting(share, refusal.as_ref());
                 }
@@ -200,22 +199,22 @@ impl Keys {
         }
     }
 
-    fn fail(&mut self, id: RequestId, error: &RedisError) {
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.missing -= 1;
-            request.error = Some(error.clone());
-        }
-        self.answer_if_whole(id);
+    fn fail(&mut self, request: &Request, error: &RedisError) {
+        let state = &mut *request.state();
+        state.missing -= 1;
+        state.error = Some(error.clone());
+        self.answer_if_whole(request, state);
     }
 
     /// Notes the decision on shares that were asked for together. Returns the refusal of the last of them, if it refuses.
     fn note(
         &mut self,
-        id: RequestId,
+        request: &Request,
         indices: &[usize],
         shares: &[Share],
         reply: &Verdicts,
     ) -> Option<Refusal> {
+        let state = &mut *request.state();
         let mut rows = reply.rows.iter().copied();
         let mut refusal = None;
         for (index, share) in indices.iter().zip(shares) {
@@ -224,15 +223,13 @@ impl Keys {
             let is_last = !share.rules.blocks() || of_share.last().is_some_and(|row| row.limited);
             let is_told = is_last && longest_wait(&of_share).is_some();
             refusal = is_told.then(|| Refusal::new(share.cost, of_share.clone(), self.now, self.remember));
-            if let Some(request) = self.requests.get_mut(&id) {
-                let units = if reply.limited { 0 } else { share.cost.max(0) };
-                request.note(*index, of_share, units, Some(reply.at));
-            }
+            let units = if reply.limited { 0 } else { share.cost.max(0) };
+            state.note(*index, of_share, units, Some(reply.at));
             if share.cost != 0 {
                 self.remember(share, refusal.as_ref());
             }
         }
-        self.answer_if_whole(id);
+        self.answer_if_whole(request, state);
         refusal
     }
 
@@ -248,30 +245,28 @@ impl Keys {
     }
 
     /// Deals out what a command in flight has taken: to its own request, to those that waited, and the rest to the lease.
-    fn deal(&mut self, id: RequestId, index: usize, share: &Share, reply: Verdict) {
+    fn deal(&mut self, request: &Request, index: usize, share: &Share, reply: Verdict) {
         let (now, mut refusal) = (self.now, None);
         let lease = Lease::new(reply, now, share.rules.ttl());
         let (taken, at) = (lease.left, lease.at);
         let Some(key) = self.keys.get(share) else { return };
-        key.lease = Some(lease);
-        match self.requests.get_mut(&id) {
-            Some(request) if !request.gives_back => {
-                if taken >= share.cost.unsigned_abs() {
-                    key.refusal = None;
-                    request.serve(now, index, key);
-                } else if share.cost == 1 {
-                    // The wait in the reply is that for one unit, as if it had been asked for alone.
-                    request.note(index, vec![reply], 0, None);
-                    refusal = Some(Refusal::new(1, vec![reply], now, self.remember));
-                    self.remember(share, refusal.as_ref());
-                } else {
-                    self.ask(share, id, index, Some(0));
-                }
-            }
-            Some(request) => request.missing -= 1,
-            None => {}
+        let lease = key.lease.insert(lease);
+        let mut state = request.state();
+        if state.gives_back {
+            state.missing -= 1;
+        } else if taken >= share.cost.unsigned_abs() {
+            state.serve(now, index, lease);
+            key.refusal = None;
+        } else if share.cost == 1 {
+            // The wait in the reply is that for one unit, as if it had been asked for alone.
+            state.note(index, vec![reply], 0, None);
+            refusal = Some(Refusal::new(1, vec![reply], now, self.remember));
+            self.remember(share, refusal.as_ref());
+        } else {
+            self.ask(share, request, index, Some(0));
         }
-        self.answer_if_whole(id);
+        self.answer_if_whole(request, &mut state);
+        drop(state);
         self.serve_waiting(share, refusal.as_ref());
         let kept = if self.is_closed { 0 } else { share.rules.units };
         self.give_back_beyond(share, at, kept);
@@ -288,92 +283,71 @@ impl Keys {
     fn serve_waiting(&mut self, share: &Share, refusal: Option<&Refusal>) {
         let mut unserved = VecDeque::new();
         let waiting = self.keys.get(share).map(|key| mem::take(&mut key.waiting));
-        for (id, index) in waiting.unwrap_or_default() {
-            let (Some(request), Some(key)) = (self.requests.get_mut(&id), self.keys.get(share)) else {
-                continue;
-            };
-            let cost = request.shares[index].share.cost;
-            if request.gives_back {
-                request.missing -= 1;
-            } else if request.is_served(self.now, index, key) {
+        for (request, index) in waiting.unwrap_or_default() {
+            let state = &mut *request.state();
+            let Some(key) = self.keys.get(share) else { continue };
+            let cost = state.shares[index].share.cost;
+            if state.gives_back {
+                state.missing -= 1;
+            } else if key.serves_share(self.now, state, index) {
             } else if let Some(refusal) = refusal.filter(|refusal| refusal.holds_for(&share.rules, cost)) {
-                request.note(index, refusal.told(self.now), 0, None);
+                state.note(index, refusal.told(self.now), 0, None);
             } else {
-                unserved.push_back((id, index));
+                unserved.push_back((request.clone(), index));
                 continue;
             }
-            self.answer_if_whole(id);
+            self.answer_if_whole(&request, state);
         }
         let Some(key) = self.keys.get(share) else { return };
-        if key.is_in_flight || unserved.is_empty() {
+        if key.is_in_flight {
             key.waiting = unserved;
             return;
         }
-        let cost = |(id, index): &(RequestId, usize)| {
-            self.requests.get(id).map_or(0, |request| request.shares[*index].share.cost)
-        };
-        let first = unserved.pop_front().unwrap_or_default();
+        let Some(first) = unserved.pop_front() else { return };
+        let cost = |(request, index): &(Request, usize)| request.state().shares[*index].share.cost;
         let share = Share { cost: cost(&first), ..share.clone() };
         let others = unserved.iter().map(|other| cost(other).unsigned_abs()).fold(0, u64::saturating_add);
         let size = Some(key.size(self.now).saturating_add(others)).filter(|size| *size > 0);
         key.waiting = unserved;
-        self.ask(&share, first.0, first.1, size);
+        self.ask(&share, &first.0, first.1, size);
     }
 
     /// Answers a request when all its shares are decided. If any refuses, what the others took goes back.
-    fn answer_if_whole(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        if !request.gives_back && request.missing == 0 {
-            let answer = request.answer();
-            request.gives_back = answer.limited;
-            let error = request.error.take().filter(|_| !answer.limited);
-            self.step.answers.push((id, error.map_or(Ok(answer), Err)));
+    fn answer_if_whole(&mut self, request: &Request, state: &mut State) {
+        if !state.gives_back && state.missing == 0 {
+            let answer = state.answer();
+            state.gives_back = answer.limited;
+            let error = state.error.take().filter(|_| !answer.limited);
+            self.step.answers.push((request.clone(), error.map_or(Ok(answer), Err)));
         }
-        if request.gives_back {
-            self.give_back_counted(id);
+        if state.gives_back {
+            self.give_back_counted(state);
         }
-        self.remove_if_left(id);
     }
 
     /// Gives back what a request took and will take: it was cancelled or refused elsewhere.
-    pub fn give_back(&mut self, now: Duration, id: RequestId) -> Step {
+    pub fn give_back(&mut self, now: Duration, request: &Request) -> Step {
         self.now = now;
-        if let Some(request) = self.requests.get_mut(&id).filter(|request| !request.gives_back) {
-            request.gives_back = true;
-            self.give_back_counted(id);
+        let state = &mut *request.state();
+        if !state.gives_back {
+            state.gives_back = true;
+            self.give_back_counted(state);
         }
         mem::take(&mut self.step)
     }
 
-    /// Forgets a request when its replies are in: nobody settles it or gives it back any more.
-    pub fn leave_as_is(&mut self, id: RequestId) {
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.is_left = true;
-        }
-        self.remove_if_left(id);
-    }
-
-    fn remove_if_left(&mut self, id: RequestId) {
-        let is_over = |request: &Request| request.is_left && request.missing == 0 && request.settling == 0;
-        if self.requests.get(&id).is_some_and(is_over) {
-            self.requests.remove(&id);
-        }
-    }
-
     /// Gives back what is counted of a request, once: to its lease if that is not over, else to the server as of its time.
-    fn give_back_counted(&mut self, id: RequestId) {
-        let (now, is_cluster) = (self.now, self.is_cluster);
-        let Some(request) = self.requests.get_mut(&id) else { return };
+    fn give_back_counted(&mut self, request: &mut State) {
         let mut by_time: Vec<((u16, SystemTime), Vec<Share>)> = Vec::new();
         for noted in &mut request.shares {
             if noted.is_leased
                 && let Some((at, units)) = noted.counted.first().copied()
                 && let Some(lease) = self.keys.get(&noted.share).and_then(|key| key.lease.as_mut())
-                && lease.put_back(now, at, units)
+                && lease.put_back(self.now, at, units)
             {
                 noted.counted.clear();
             }
-            let slot = slot_of(is_cluster, &noted.share.key);
+            let slot = slot_of(self.is_cluster, &noted.share.key);
             for (at, share) in noted.reduce(i64::MAX) {
                 entry_of(&mut by_time, (slot, at)).push(share);
             }
@@ -396,26 +370,23 @@ impl Keys {
     /// Corrects what is counted of shares, by index, to what was used. It is answered when all replies are in.
     ///
     /// What goes back is forgotten before it is sent, so it is never sent twice.
-    pub fn settle(&mut self, id: RequestId, used: impl IntoIterator<Item = (usize, i64)>) -> Step {
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.then.extend(used);
-            if request.settling == 0 {
-                self.begin_to_settle(id);
-            }
+    pub fn settle(&mut self, request: &Request, used: impl IntoIterator<Item = (usize, i64)>) -> Step {
+        let state = &mut *request.state();
+        state.then.extend(used);
+        if state.settling == 0 {
+            self.begin_to_settle(request, state);
         }
         mem::take(&mut self.step)
     }
 
-    fn begin_to_settle(&mut self, id: RequestId) {
-        let is_cluster = self.is_cluster;
-        let Some(request) = self.requests.get_mut(&id) else { return };
+    fn begin_to_settle(&mut self, request: &Request, state: &mut State) {
         // The last cost of a share counts.
-        let used: BTreeMap<usize, i64> = mem::take(&mut request.then).into_iter().collect();
-        request.error = None;
+        let used: BTreeMap<usize, i64> = mem::take(&mut state.then).into_iter().collect();
+        state.error = None;
         let mut changes: Vec<(Change, Vec<(usize, Share)>)> = Vec::new();
-        for (index, units) in used.into_iter().filter(|_| !request.gives_back) {
-            let noted = &mut request.shares[index];
-            let slot = slot_of(is_cluster, &noted.share.key);
+        for (index, units) in used.into_iter().filter(|_| !state.gives_back) {
+            let noted = &mut state.shares[index];
+            let slot = slot_of(self.is_cluster, &noted.share.key);
             let more = units - noted.units();
             // After a correction, the rest does not return to the lease.
             noted.is_leased &= more == 0;
@@ -427,13 +398,13 @@ impl Keys {
                 entry_of(&mut changes, (slot, None)).push((index, share));
             }
         }
-        request.settling = changes.len();
+        state.settling = changes.len();
         if changes.is_empty() {
-            self.step.answers.push((id, Ok(request.answer())));
+            self.step.answers.push((request.clone(), Ok(state.answer())));
         }
         for ((_, at), parts) in changes {
             let (indices, shares): (Vec<usize>, Vec<Share>) = parts.into_iter().unzip();
-            let asked = Command::ask(shares, id, indices, None);
+            let asked = Command::ask(shares, request, indices, None);
             let how = if at.is_none() { How::Force } else { How::Whole };
             self.send(Command { at, how, ..asked });
         }
@@ -441,39 +412,37 @@ impl Keys {
 
     fn note_settled(
         &mut self,
-        id: RequestId,
+        request: &Request,
         indices: &[usize],
         command: &Command,
         reply: RedisResult<Verdicts>,
     ) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        request.settling -= 1;
+        let state = &mut *request.state();
+        state.settling -= 1;
         match reply {
-            Err(error) => request.error = Some(error),
+            Err(error) => state.error = Some(error),
             Ok(reply) => {
                 let mut rows = reply.rows.iter().map(|row| Verdict { limited: false, ..*row });
                 for (index, share) in indices.iter().zip(&command.shares) {
-                    let noted = &mut request.shares[*index];
+                    let noted = &mut state.shares[*index];
                     noted.rows = Some(rows.by_ref().take(share.rules.quotas.len()).collect());
                     let is_more = command.how == How::Force;
                     noted.counted.extend(is_more.then_some((reply.at, share.cost)));
                 }
             }
         }
-        let (is_in, gives_back) = (request.settling == 0, request.gives_back);
-        if gives_back {
+        if state.gives_back {
             // The request was refused further in while it was settled.
-            self.give_back_counted(id);
+            self.give_back_counted(state);
         }
-        if let Some(request) = self.requests.get_mut(&id).filter(|_| is_in) {
-            if request.then.is_empty() {
-                let error = request.error.take();
-                self.step.answers.push((id, error.map_or_else(|| Ok(request.answer()), Err)));
-            } else {
-                self.begin_to_settle(id);
-            }
+        if state.settling > 0 {
+        } else if state.then.is_empty() {
+            let error = state.error.take();
+            let answer = error.map_or_else(|| Ok(state.answer()), Err);
+            self.step.answers.push((request.clone(), answer));
+        } else {
+            self.begin_to_settle(request, state);
         }
-        self.remove_if_left(id);
     }
 
     /// Remembers a key. If there are too many, another is forgotten, and its lease goes back.

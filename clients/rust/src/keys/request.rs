@@ -1,17 +1,81 @@
-//! The state of a request: what is decided and counted of each of its shares.
+//! A request: what is decided and counted of each of its shares.
 
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
+use tokio::sync::oneshot;
 
-use super::command::Answer;
-use super::key::Key;
+use super::lease::Lease;
 use super::share::{Share, longest_wait};
-use crate::commands::Verdict;
+use crate::commands::{Verdict, Verdicts};
+use crate::locked;
 
-/// A request: shares of which all are taken, or none.
+/// The decision on a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// Whether any share refuses.
+    pub limited: bool,
+    /// The longest wait of the shares that refuse. `None` if it is allowed, and if no wait helps.
+    pub retry_after: Option<Duration>,
+    /// As of when it was decided. The first reply of several counts.
+    pub at: Option<SystemTime>,
+    /// For each share the figures of its quotas, or of the tightest if a lease served it. `None` if they are not known.
+    pub rows: Vec<Option<Vec<Verdict>>>,
+    /// For each share the units that are counted.
+    pub taken: Vec<i64>,
+}
+
+impl Answer {
+    /// The verdict that the command for a single key would reply.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let rows = self.rows.iter().flatten().flatten().copied().collect();
+        let at = self.at.unwrap_or(SystemTime::UNIX_EPOCH);
+        let all = Verdicts { limited: self.limited, retry_after: self.retry_after, at, rows };
+        let tightest = all.tightest().expect("a row for each quota");
+        Verdict { taken: Some(self.taken[0]), at: self.at, ..tightest }
+    }
+}
+
+/// Shares of which all are taken, or none. Clones are one request.
+#[derive(Clone, Debug)]
+pub struct Request(Arc<Mutex<State>>);
+
+impl Request {
+    #[must_use]
+    pub fn new(shares: Vec<Share>) -> Request {
+        let missing = shares.len();
+        let noted = |share| Noted { share, rows: None, counted: Vec::new(), is_leased: false };
+        let shares = shares.into_iter().map(noted).collect();
+        Request(Arc::new(Mutex::new(State { shares, missing, ..State::default() })))
+    }
+
+    /// Nobody keeps this while another request is asked for it.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.0)
+    }
+
+    /// Its next answer.
+    pub(crate) fn awaited(&self) -> oneshot::Receiver<RedisResult<Answer>> {
+        let (sender, receiver) = oneshot::channel();
+        self.state().told.push(sender);
+        receiver
+    }
+
+    pub(crate) fn tell(&self, answer: &RedisResult<Answer>) {
+        let told = std::mem::take(&mut self.state().told);
+        told.into_iter().for_each(|sender| _ = sender.send(answer.clone()));
+    }
+}
+
+impl PartialEq for Request {
+    fn eq(&self, other: &Request) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Request {
+pub(super) struct State {
     pub shares: Vec<Noted>,
     pub at: Option<SystemTime>,
     /// The number of shares that are not decided yet.
@@ -23,8 +87,8 @@ pub(super) struct Request {
     pub settling: usize,
     /// What is settled after those replies: indices of shares, and units that were used.
     pub then: Vec<(usize, i64)>,
-    /// Whether it is forgotten as soon as all replies are in.
-    pub is_left: bool,
+    /// Those who wait for its next answer.
+    told: Vec<oneshot::Sender<RedisResult<Answer>>>,
 }
 
 /// A share, and what is known of it.
@@ -62,13 +126,7 @@ impl Noted {
     }
 }
 
-impl Request {
-    pub fn new(shares: Vec<Share>) -> Request {
-        let missing = shares.len();
-        let noted = |share| Noted { share, rows: None, counted: Vec::new(), is_leased: false };
-        Request { shares: shares.into_iter().map(noted).collect(), missing, ..Request::default() }
-    }
-
+impl State {
     /// Notes the decision on a share, and the units that are counted as of `at`.
     pub fn note(&mut self, index: usize, rows: Vec<Verdict>, units: i64, at: Option<SystemTime>) {
         let noted = &mut self.shares[index];
@@ -78,14 +136,9 @@ impl Request {
         self.missing -= 1;
     }
 
-    /// Serves a share from the lease of its key, if that has enough.
-    pub fn is_served(&mut self, now: Duration, index: usize, key: &mut Key) -> bool {
-        key.serves(now, self.shares[index].share.cost) && self.serve(now, index, key)
-    }
-
-    pub fn serve(&mut self, now: Duration, index: usize, key: &mut Key) -> bool {
+    /// Serves a share from the lease of its key.
+    pub fn serve(&mut self, now: Duration, index: usize, lease: &mut Lease) -> bool {
         let noted = &mut self.shares[index];
-        let Some(lease) = &mut key.lease else { return false };
         let verdict = lease.serve(now, noted.share.cost);
         noted.is_leased = true;
         self.note(index, vec![verdict], verdict.taken.unwrap_or_default(), verdict.at);

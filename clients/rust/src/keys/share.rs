@@ -41,9 +41,6 @@ pub struct Share {
     pub cost: i64,
 }
 
-/// Names a request of this process.
-pub type RequestId = u64;
-
 /// The longest wait of the rows that refuse. `None` if none refuses, `Some(None)` if no wait helps.
 pub(crate) fn longest_wait(rows: &[Verdict]) -> Option<Option<Duration>> {
     let waits = rows.iter().filter(|row| row.limited).map(|row| row.retry_after.unwrap_or(Duration::MAX));
