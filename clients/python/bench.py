@@ -231,7 +231,8 @@ def print_requests(arguments: argparse.Namespace) -> dict[str, float]:
     """Prints microseconds by hand and through a guard. Returns the ratios."""
     url = arguments.url
     flasks, loop = (flask_by_hand(url), flask_guarded(url)), asyncio.new_event_loop()
-    apps = asgi_by_hand(url), asgi.Guard(redis.asyncio.Redis.from_url(url), REQUEST_QUOTA, timeout=5).middleware(hello)
+    guard = asgi.Guard(redis.asyncio.Redis.from_url(url), REQUEST_QUOTA, timeout=5)
+    apps = asgi_by_hand(url), guard.middleware(hello)
     work: dict[str, list[Callable[[], object]]] = {
         f"Flask, threads: {threads}": [partial(flask_requests, app, threads) for app in flasks] for threads in (1, 8)
     }
@@ -240,7 +241,11 @@ def print_requests(arguments: argparse.Namespace) -> dict[str, float]:
             lambda app=app, n=at_once: loop.run_until_complete(asgi_requests(app, n))  # type: ignore[misc]
             for app in apps
         ]
-    return {row: print_cpu(row, sides) for row, sides in work.items()}
+    told = {row: print_cpu(row, sides) for row, sides in work.items()}
+    loop.run_until_complete(guard.close())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    return told
 
 
 def print_cpu(row: str, sides: Sequence[Callable[[], object]]) -> float:

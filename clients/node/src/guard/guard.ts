@@ -31,8 +31,6 @@ import {
   type Costs,
   type KeyOf,
   keyText,
-  isPromise,
-  type MaybePromise,
   type Policies,
   type PolicyShare,
   PolicySet,
@@ -40,6 +38,7 @@ import {
   units,
   unnamed,
 } from "./policy.js";
+import { isPromise, type MaybePromise } from "../commands/promise.js";
 import { time } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
 import { MemoryLimiter } from "../memory/memory.js";

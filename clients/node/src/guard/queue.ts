@@ -2,6 +2,7 @@
 
 import type { Client } from "../lines/sender.js";
 import type { ClockOption } from "../commands/clock.js";
+import { madeOnce } from "../commands/recent.js";
 import { type Asker, onAbort } from "./asker.js";
 
 /** Options of those who wait. */
@@ -89,8 +90,8 @@ export function forEach<T extends object>(
   const all = new WeakMap<object, WeakMap<object, T>>();
   return (client, clock) => {
     const byClock = all.get(client) ?? new WeakMap<object, T>();
-    const found = byClock.get(clock ?? all) ?? make(client, clock);
-    all.set(client, byClock.set(clock ?? all, found));
-    return found;
+    const made = madeOnce(byClock, clock ?? all, () => make(client, clock));
+    all.set(client, byClock);
+    return made;
   };
 }

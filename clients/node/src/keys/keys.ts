@@ -398,7 +398,7 @@ export class Keys {
   /** Starts to remember a key. If there are too many, the least recently used is forgotten and its lease given back. */
   #remembered(nowMs: number, { key: name, rules }: Share, step: Step): Key {
     const key = new Key(name, rules, nowMs);
-    const leaving = this.#keys.put(nameOf(rules, name), key);
+    const leaving = this.#keys.set(nameOf(rules, name), key);
     if (leaving !== undefined) this.#endLease(leaving, step);
     return key;
   }

@@ -2,6 +2,7 @@
 // given up when it stays silent. So no command is sent twice, and none waits in a client's queue.
 
 import { type Key, prefixed, type Words } from "../commands/commands.js";
+import { madeOnce } from "../commands/recent.js";
 import { PROBE_MS } from "./away.js";
 import { isRedirection, isReply, knownError } from "./errors.js";
 import { ioredisSource } from "./ioredis-source.js";
@@ -262,20 +263,15 @@ export class Connections {
 const made = new WeakMap<object, { source: Source; byTimeout: Map<number, Connections> }>();
 
 function madeOf(client: RedisClient) {
-  let of = made.get(client);
-  if (of === undefined) {
-    const source = "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client);
-    made.set(client, (of = { source, byTimeout: new Map() }));
-  }
-  return of;
+  return madeOnce(made, client, () => ({
+    source: "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client),
+    byTimeout: new Map<number, Connections>(),
+  }));
 }
 
 export const sourceOf = (client: RedisClient): Source => madeOf(client).source;
 
 export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {
-  const of = madeOf(client);
-  let connections = of.byTimeout.get(ticks.timeoutMs);
-  if (connections === undefined)
-    of.byTimeout.set(ticks.timeoutMs, (connections = new Connections(of.source, ticks)));
-  return connections;
+  const { source, byTimeout } = madeOf(client);
+  return madeOnce(byTimeout, ticks.timeoutMs, () => new Connections(source, ticks));
 }

@@ -90,12 +90,11 @@ class Guard(AsyncGuard):
         """Adds the header fields to streams and websockets, which handlers prepare: for ``app.on_response_prepare``."""
         visit: Visit | None = self._state(request).get(VISIT)
         if visit and not visit.has_begun:
-            visit.has_begun = True
-            response.headers.update(visit.fields())
+            _answer(visit, response)
 
     def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
         """Limits a handler, or a method of a ``web.View``, as its decorator."""
-        limit = Limit(self._routes, policies)
+        limit = self._limit(policies)
 
         def decorate(handler: _Handler) -> _Handler:
             @functools.wraps(handler)

@@ -8,7 +8,7 @@
 import functools
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cached_property, partial
 from inspect import iscoroutinefunction, signature
 from types import UnionType
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, check_texts, limits_of, route_name, with_limit
+from ._guard.policies import Chosen, Cost, Limit, NameOf, Policies, check_texts, limits_of, route_name, with_limit
 from ._guard.visit import VISIT, Visit
 from .http import Answer, Decision, Policy
 
@@ -98,13 +98,18 @@ class Guard(AsyncGuard):
     _refused = Refused
 
     @cached_property
+    def _names(self) -> dict[tuple[int, str], tuple[Any, str]]:
+        """The routes whose names are known, by their identity and their mount."""
+        return {}
+
+    @cached_property
     def middleware(self) -> "type[_Middleware]":
         """Limits an application by ``app.add_middleware`` or in a list of middleware, also handshakes of websockets."""
         return self._middleware_of(self._all)
 
     def limit(self, policies: Policies) -> "Route":
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
-        return Route(self._routes, policies, self._take_route, self._middleware_of)
+        return Route(policies, self._route, self._all.fixed or (), self._take_route, self._middleware_of)
 
     def _middleware_of(self, limit: Limit) -> "type[_Middleware]":
         """Makes a class, since Sentry, for one, replaces ``__call__`` of what a framework is given as middleware."""
@@ -164,13 +169,10 @@ class Guard(AsyncGuard):
         """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
         mount = _mount(request)
-        known = limit.known.get((id(route), mount))
-        if known:
-            return known[1]
-        name = _name(request, route, mount)
-        if name:
-            # A client may write any mount that has no name.
-            limit.known[id(route), mount] = (route, name)
+        _, name = self._names.get((id(route), mount), (None, None))
+        if not name and (name := _name(request, route, mount)):
+            # Without a name it is not kept: a client may write any path of a mount there.
+            self._names[id(route), mount] = route, name
         return name
 
 
@@ -179,12 +181,13 @@ class Route(Limit):
 
     def __init__(
         self,
-        routes: Routes,
         policies: Policies,
+        name_of: NameOf,
+        outer: Sequence[Policy],
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
         middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
-        super().__init__(routes, policies)
+        super().__init__(policies, name_of, outer)
         self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take

@@ -89,12 +89,12 @@ class Guard(SyncGuard):
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
         limits = [self._all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
-        visit = self._visit_of(request, "limit a view") or self._open(request)
+        visit = self._visit_of(request, "limit a view")
         return _response(await self._decide(visit, limits, request))
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""
-        limit = Limit(self._routes, policies)
+        limit = self._limit(policies)
         limit.method = method
 
         def decorate(view: Any) -> Any:

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::asker::{Asker, Held};
-use super::lines::Lines;
+use super::queues::Queues;
 use crate::commands::{Algorithm, Clock, MAX_WINDOW, Quota, Verdict, explained};
 use crate::keys::turns::{Says, Turn, Turns};
 use crate::keys::{Command, Rules, Share};
@@ -38,9 +38,9 @@ pub struct Acquire {
     sleep: Option<Arc<Sleep>>,
     asker: Asker,
     /// Those who wait for a bucket.
-    turns: Arc<Lines<Line>>,
+    turns: Arc<Queues<BucketQueue>>,
     /// Those who wait by the other algorithms, at whatever cost. Who has the permit asks.
-    queues: Arc<Lines<Semaphore>>,
+    queues: Arc<Queues<Semaphore>>,
 }
 
 type Sleep = dyn Fn(Duration) + Send + Sync;
@@ -117,14 +117,14 @@ impl Acquire {
 
     async fn in_turn(&self, share: Share) -> RedisResult<Verdict> {
         let within = self.timeout.unwrap_or(MAX_WINDOW).min(MAX_WINDOW);
-        let line = self.turns.of(&share, Line::is_over, || Line {
+        let queue = self.turns.of(&share, BucketQueue::is_over, || BucketQueue {
             share: share.clone(),
             asker: self.asker.clone(),
             sleep: self.sleep.clone(),
             changed: Notify::new(),
             state: Mutex::default(),
         });
-        let mut waiter = line.stand(self.end(), within);
+        let mut waiter = queue.stand(self.end(), within);
         if let Ok(told) = waiter.told.try_recv() {
             return told;
         }
@@ -194,7 +194,7 @@ fn kept((mut held, verdict): (Held, Verdict)) -> Verdict {
 }
 
 /// Those who wait here for a bucket at the same cost. Carries out what [`Turns`] says.
-struct Line {
+struct BucketQueue {
     share: Share,
     asker: Asker,
     sleep: Option<Arc<Sleep>>,
@@ -221,7 +221,7 @@ impl State {
     }
 }
 
-impl Line {
+impl BucketQueue {
     fn is_over(&self) -> bool {
         locked(&self.state).turns.is_over(self.asker.now())
     }
@@ -267,7 +267,7 @@ impl Line {
         if asks {
             self.asker.run(self.clone().ask(number, end, within));
         }
-        Waiter { line: self, number, told }
+        Waiter { queue: self, number, told }
     }
 
     /// Asks for a turn. If whoever waits for it leaves meanwhile, it is that of those behind.
@@ -341,15 +341,15 @@ impl Line {
 
 /// One who waits for its turn.
 struct Waiter {
-    line: Arc<Line>,
+    queue: Arc<BucketQueue>,
     number: u64,
     told: oneshot::Receiver<RedisResult<Verdict>>,
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let (line, told) = (self.line.clone(), &mut self.told);
-        line.happens(|state, now| match (state.waiting.remove(&self.number), told.try_recv()) {
+        let (queue, told) = (self.queue.clone(), &mut self.told);
+        queue.happens(|state, now| match (state.waiting.remove(&self.number), told.try_recv()) {
             (Some(_), _) => state.turns.leaves(now, &self.number),
             // It has just had its turn, and does not use it.
             (None, Ok(Ok(verdict))) if !verdict.limited => state.turns.unused(now, Turn::new(now, verdict)),

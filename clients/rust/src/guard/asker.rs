@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
-use super::away::{Announcer, Node, Nodes, NotAsked};
+use super::outages::{Announcer, Node, NotAsked, Outages};
 use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained, has_timers};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, Request, Rules, Share, Step};
 use crate::lines::{ENDED, Redis, io_error, is_away, own_runtime};
@@ -42,7 +42,7 @@ struct Shared {
     /// The time by which leases and refusals end.
     time: Time,
     state: Mutex<State>,
-    nodes: Nodes,
+    outages: Outages,
     /// How many commands are in flight.
     tasks: watch::Sender<usize>,
 }
@@ -68,7 +68,7 @@ impl Asker {
     pub fn with(&self, change: impl FnOnce(&mut AskerSettings)) -> Asker {
         let mut settings = self.0.settings.clone();
         change(&mut settings);
-        Asker::of(settings, self.nodes().announcer())
+        Asker::of(settings, self.outages().announcer())
     }
 
     /// An asker with the same settings that decides in this process.
@@ -82,16 +82,16 @@ impl Asker {
         let keys = Keys::new(*remember, max_keys, redis.is_cluster());
         let state = State { keys, ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
-        let (state, nodes, tasks) = (Mutex::new(state), Nodes::new(announcer), watch::Sender::new(0));
-        Asker(Arc::new(Shared { settings, time, state, nodes, tasks }))
+        let (state, outages, tasks) = (Mutex::new(state), Outages::new(announcer), watch::Sender::new(0));
+        Asker(Arc::new(Shared { settings, time, state, outages, tasks }))
     }
 
     pub fn redis(&self) -> &Redis {
         &self.0.settings.redis
     }
 
-    pub fn nodes(&self) -> &Nodes {
-        &self.0.nodes
+    pub fn outages(&self) -> &Outages {
+        &self.0.outages
     }
 
     /// The time by which leases, refusals and places end.
@@ -244,16 +244,16 @@ impl Asker {
         self.may_ask(&node, command)?;
         let reply = self.reply(command).await.inspect_err(|error| self.failed(&node, error));
         if reply.is_ok() {
-            self.nodes().decided();
+            self.outages().decided();
         }
         reply
     }
 
     fn failed(&self, node: &Node, error: &RedisError) {
         if is_away(error) {
-            self.nodes().failed(node, error);
+            self.outages().failed(node, error);
         } else if error.code() == Some("NOPERM") {
-            self.nodes().denied(error);
+            self.outages().denied(error);
         }
     }
 
@@ -264,7 +264,7 @@ impl Asker {
     }
 
     fn may_ask(&self, node: &Node, command: &Command) -> RedisResult<()> {
-        self.nodes().ask(node).map_err(|NotAsked { why, probes }| {
+        self.outages().ask(node).map_err(|NotAsked { why, probes }| {
             if probes {
                 tokio::spawn(self.clone().probe(node.clone(), command.at_no_cost()));
             }
@@ -279,12 +279,12 @@ impl Asker {
             let asked = tokio::spawn(self.clone().answer(node.clone(), command.clone()));
             let answer = timeout(self.redis().patience(), asked).await.ok().and_then(Result::ok);
             if let Some(Err(why)) = &answer {
-                self.nodes().still_away(&node, why);
+                self.outages().still_away(&node, why);
             }
             let is_answered = matches!(answer, Some(Ok(())));
-            let Some(wait) = self.nodes().probed(&node, is_answered) else { return };
+            let Some(wait) = self.outages().probed(&node, is_answered) else { return };
             sleep(wait).await;
-            if !matches!(self.nodes().ask(&node), Err(NotAsked { probes: true, .. })) {
+            if !matches!(self.outages().ask(&node), Err(NotAsked { probes: true, .. })) {
                 return;
             }
         }
@@ -295,7 +295,7 @@ impl Asker {
         if self.redis().node(command.first_key()).await? != node {
             // The key is on another node by now, or the nodes tell their slots again.
             if node.is_some() {
-                self.nodes().back(&node);
+                self.outages().back(&node);
             }
             return Ok(());
         }

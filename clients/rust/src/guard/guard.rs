@@ -12,10 +12,10 @@ use redis::{RedisError, RedisResult};
 
 use super::answer::{Fields, FieldsOn, Figures};
 use super::asker::{Asker, AskerSettings};
-use super::away::Outage;
 use super::block::{block, show};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::decision::Decision;
+use super::outages::Outage;
 use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy, check_name};
@@ -108,7 +108,7 @@ impl Settings {
     }
 
     /// Warns at most once a second of requests that Redis did not decide, and of which names. That it is away is told by
-    /// [`Nodes`](super::away::Nodes).
+    /// [`Outages`](super::outages::Outages).
     fn tell_failed<'a>(&self, error: &RedisError, names: impl IntoIterator<Item = &'a str>) {
         if is_away(error) {
             return;
@@ -270,7 +270,7 @@ impl Guard {
 
     /// What happens to requests while Redis is away.
     pub fn fail(self, fail: Fail) -> Guard {
-        self.asker.nodes().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
+        self.asker.outages().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
         self.with(|settings| settings.fail = Some(fail))
     }
 
@@ -281,7 +281,7 @@ impl Guard {
 
     /// Gets told when Redis, or a node of a cluster, is away from now on, and when it decides again. The log tells it too.
     pub fn on_outage(self, tell: impl Fn(Outage<'_>) + Send + Sync + 'static) -> Guard {
-        self.asker.nodes().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
+        self.asker.outages().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
         self
     }
 

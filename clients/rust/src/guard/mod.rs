@@ -7,27 +7,27 @@
 mod acquire;
 mod answer;
 mod asker;
-mod away;
 mod block;
 mod client;
 mod decision;
 #[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
-mod lines;
+mod outages;
 mod places;
 mod policies;
 mod policy;
+mod queues;
 mod refusal;
 mod requester;
 mod visit;
 
 pub use self::{
     answer::{Fields, FieldsOn, Figures},
-    away::Outage,
     client::client_address,
     decision::Decision,
     guard::{Fail, Guard},
+    outages::Outage,
     policies::Policies,
     policy::Policy,
     refusal::Refusal,

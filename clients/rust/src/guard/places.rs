@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::asker::{Asker, Held};
-use super::lines::Lines;
+use super::queues::Queues;
 use crate::commands::{Algorithm, Clock, MAX_LIMIT, Quota};
 use crate::keys::place::{Event, Place, Say, State};
 use crate::keys::way::{Does, Way};
@@ -56,7 +56,7 @@ pub struct Places {
     timeout: Duration,
     on_late: Option<Arc<OnLate>>,
     /// Those who wait in this process, by the key, and by `n` and `ttl`.
-    queues: Arc<Lines<Queue>>,
+    queues: Arc<Queues<Queue>>,
     asker: Asker,
 }
 

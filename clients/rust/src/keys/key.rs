@@ -82,7 +82,7 @@ impl Key {
 
 /// The keys that were used last, by their rules and name.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct Recent {
     keys: LruCache<Arc<[u8]>, Key>,
     /// Keys that are no longer remembered, until the reply to their command in flight.
     leaving: HashMap<Arc<[u8]>, Key>,
@@ -90,9 +90,9 @@ pub(super) struct Known {
     name: Vec<u8>,
 }
 
-impl Known {
-    pub fn new(max: NonZeroUsize) -> Known {
-        Known { keys: LruCache::sparse(max), leaving: HashMap::new(), name: Vec::new() }
+impl Recent {
+    pub fn new(max: NonZeroUsize) -> Recent {
+        Recent { keys: LruCache::sparse(max), leaving: HashMap::new(), name: Vec::new() }
     }
 
     /// The bytes by which a key is remembered: its algorithm, its quotas and its name.

@@ -24,7 +24,7 @@ use redis::{RedisError, RedisResult};
 use crate::commands::{MAX_COST, Verdict, Verdicts};
 
 use command::How;
-use key::Known;
+use key::Recent;
 use lease::{Lease, Refusal};
 use request::State;
 pub(crate) use share::longest_wait;
@@ -45,7 +45,7 @@ pub struct Keys {
     remember: Duration,
     is_cluster: bool,
     is_closed: bool,
-    keys: Known,
+    keys: Recent,
     /// When leases end, and of which keys. Some of the leases may have been given back before.
     ends: BinaryHeap<Reverse<(Duration, Arc<[u8]>)>>,
     /// The time of the event that is handled.
@@ -61,7 +61,7 @@ impl Keys {
             remember,
             is_cluster,
             is_closed: false,
-            keys: Known::new(max_keys),
+            keys: Recent::new(max_keys),
             ends: BinaryHeap::new(),
             now: Duration::ZERO,
             step: Step::default(),

@@ -66,10 +66,10 @@ impl<W: PartialEq, V> Turns<W, V> {
     /// The server has told a turn to one who asked, or who has left since.
     pub fn told(&mut self, now: Duration, turn: Turn<V>, waiter: Option<W>, end: Duration) -> Says<W, V> {
         self.asking -= 1;
-        let place = self.add(turn).min(self.waiting.len());
-        let late = waiter.is_some() && self.turns[place].due > end;
+        let index = self.add(turn).min(self.waiting.len());
+        let late = waiter.is_some() && self.turns[index].due > end;
         if let Some(waiter) = waiter.filter(|_| !late) {
-            self.waiting.insert(place, waiter);
+            self.waiting.insert(index, waiter);
         }
         Says { late, ..self.tick(now) }
     }
@@ -136,10 +136,10 @@ impl<W: PartialEq, V> Turns<W, V> {
         self.asking + self.returning == 0 && self.turns.iter().all(|turn| turn.due <= now)
     }
 
-    /// Puts a turn where it belongs by its time. Returns its place.
+    /// Puts a turn where it belongs by its time. Returns its index.
     fn add(&mut self, turn: Turn<V>) -> usize {
-        let place = self.turns.partition_point(|other| other.due <= turn.due);
-        self.turns.insert(place, turn);
-        place
+        let index = self.turns.partition_point(|other| other.due <= turn.due);
+        self.turns.insert(index, turn);
+        index
     }
 }

@@ -11,15 +11,13 @@ from .._keys.shares import refusal_of, refuses
 from .visit import Charge
 
 
-async def blocked(
-    asker: Any, outcome: Outcome | Exception, charges: Sequence[Charge], is_peek: bool
-) -> Outcome | Exception:
+async def blocked(asker: Any, outcome: Outcome, charges: Sequence[Charge], is_peek: bool) -> Outcome:
     """Blocks whom a policy refuses by its own quotas, and returns what follows: they all refuse until the block ends.
 
     The block is the last quota of the policy's key. It refuses once it is filled, by one command, and leaves its window
     at once. If that command fails, the refusal is an ordinary one.
     """
-    if isinstance(outcome, Exception) or not outcome.limited or all(policy.block is None for policy, *_ in charges):
+    if all(policy.block is None for policy, _ in charges):
         return outcome
     of_all = list(outcome.rows)
     for index, (policy, share) in enumerate(charges):

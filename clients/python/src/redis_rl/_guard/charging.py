@@ -8,6 +8,7 @@ from typing import Any
 
 from .._commands.wire import check_cost, sendable
 from .._keys import Share
+from ..http import Policy
 from .address import network
 from .policies import Cost, KeyOf, Limit
 from .run import resolved
@@ -31,18 +32,18 @@ class Charging:
     ) -> list[Charge]:
         """Returns what a request takes of each policy of these limits. Those further in count by what these do."""
         charges: list[Charge] = []
-        names: set[str] = set()
+        policies: list[Policy] = []
         for limit in limits:
             chosen = await limit.of(request) if limit.fixed is None else limit.fixed
             visit.note(limit, chosen)
-            own: set[Any] = set()
+            policies += chosen
+            further_out = visit.whose.copy()
             for policy in chosen:
                 whose: Any = None
                 name, key, units = policy.name, policy.key, policy.cost
-                names.add(name)
                 if not isinstance(key, str):
                     key_of = key or self._key
-                    whose = await resolved(key_of(request)) if key_of else _further_out(visit.whose, name)
+                    whose = await resolved(key_of(request)) if key_of else _further_out(further_out, name)
                     key = self._text(request, whose, name)
                     if key is None:
                         continue
@@ -54,10 +55,9 @@ class Charging:
                 share = Share(sendable(f"{self._prefix}{name}:{key}"), policy.rules, units)
                 charges.append(Charge(policy, share))
                 if whose is not None:
-                    own.add(whose)
-            visit.whose.update(own)
+                    visit.whose.add(whose)
         if cost is not None:
-            _check_names(cost, limits, names)
+            _check_names(cost, limits, {policy.name for policy in policies})
         return charges
 
     async def key_of(self, visit: Visit, request: Any, name: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
@@ -24,7 +24,7 @@ from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .outages import OnOutage, Outages
-from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
+from .policies import Cost, KeyOf, Limit, Policies, check_order
 from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
 from .undecided import Undecided
@@ -56,7 +56,6 @@ _MEANWHILE = {
     "closed": "requests are answered 503 meanwhile",
     "local": "limits are local meanwhile",
 }
-_NO_GUARD = "needs the guard in front of the application: guard.middleware"
 
 
 class Refused(Exception):  # noqa: N818 - as frameworks call theirs
@@ -134,11 +133,7 @@ class AnyGuard:
                 raise ValueError(f"timeout is in seconds, above 0 and at most {_MOST_SECONDS}, or None: {timeout!r}")
         remember = seconds_of("remember", remember)
         check_clock(clock)
-        self._routes = Routes(self._route)
-        self._all = Limit(self._routes, policies, is_route=False)
-        self._routes.outer = self._all.fixed or ()
-        # Those that handlers name. Each remembers the names of routes.
-        self._by_hand = lru_cache(maxsize=256)(partial(Limit, self._routes))
+        self._all = Limit(policies)
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -212,7 +207,7 @@ class AnyGuard:
 
     async def _take_route(self, limit: Limit, request: Any) -> Decision | None:
         """Takes the units of a route's limit, unless the application's step did. Returns the refusal, if it is one."""
-        visit = self._visit_of(request, "limit a route") or Visit(self._shown)
+        visit = self._visit_of(request, "limit a route")
         if limit in visit.limits:
             return visit.limits[limit]
         return await self._decide(visit, [limit], request)
@@ -224,8 +219,8 @@ class AnyGuard:
         ``cost`` replaces the costs of the policies. If there are several, it is a mapping by their names. A policy that
         the request has met before adds up.
         """
-        visit = self._visit_of(request, "take") or Visit(self._shown)
-        decision = await self._decide(visit, [self._limit(policies)], self._own(request), cost, is_by_hand=True)
+        visit = self._visit_of(request, "take")
+        decision = await self._decide(visit, [self._named(policies)], self._own(request), cost, is_by_hand=True)
         assert decision is not None
         return decision
 
@@ -238,24 +233,26 @@ class AnyGuard:
         met: Visit | None = self._state(request).get(VISIT)
         visit = Visit(self._shown)
         visit.whose |= met.whose if met else set()
-        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
+        charges = await self._charging.charges(visit, [self._named(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
 
-    def _limit(self, policies: Policies | None) -> Limit:
-        if policies is None:
-            return self._all
-        make: Any = self._by_hand if isinstance(policies, str) else self._by_hand.__wrapped__
-        return make(policies)  # type: ignore[no-any-return]
+    def _limit(self, policies: Policies) -> Limit:
+        """Makes the limit of a route, or of what a handler asks for."""
+        return Limit(policies, self._route, self._all.fixed or ())
 
-    def _visit_of(self, request: Any, what: str) -> Visit | None:
-        """Returns the visit, or None if the request is over."""
+    def _named(self, policies: Policies | None) -> Limit:
+        return self._all if policies is None else self._limit(policies)
+
+    def _visit_of(self, request: Any, what: str) -> Visit:
+        """Returns the visit, or one that nobody asks for if the request is over."""
         state = self._state(request)
         if VISIT not in state:
-            raise RuntimeError(f"to {what} by the request {_NO_GUARD}")
-        visit: Visit | None = state[VISIT]
-        return visit
+            raise RuntimeError(
+                f"to {what} by the request needs the guard in front of the application: guard.middleware"
+            )
+        return state[VISIT] or Visit(self._shown)
 
     async def _decide(
         self,
@@ -373,7 +370,7 @@ class AnyGuard:
         """Returns a place, and notes in ``tried`` each that is to be left. Raises the refusal."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"places have a name, such as reports: {name!r}")
-        visit = self._visit_of(request, "hold a place") or Visit(self._shown)
+        visit = self._visit_of(request, "hold a place")
         if name in visit.met:
             raise ValueError(f"a place and a policy of a request need different names: {name}")
         request = self._own(request)
@@ -415,7 +412,7 @@ class AnyGuard:
         estimate are counted even over the limit, and the next request waits. A refused request takes nothing.
         """
         visit = self._visit_of(request, "settle")
-        if visit is None:
+        if visit.is_over:
             raise RuntimeError("the request is over: it can be settled until its background tasks are")
         return await visit.settle(used, self._undecided.failed)
 

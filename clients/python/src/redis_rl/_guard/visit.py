@@ -82,9 +82,14 @@ class Visit:
         self._names: set[str] = set()
         self._are_chosen = False
 
+    @property
+    def is_over(self) -> bool:
+        return self._state is None
+
     def end(self) -> None:
         if self._state is not None:
             self._state[VISIT] = None
+            self._state = None
 
     def answer(self, others: Iterable[tuple[str, str]] = ()) -> tuple[Decision | None, list[tuple[str, str]]]:
         """Begins the answer. Returns the refusal that takes its place, if there is one, and header fields.
@@ -108,8 +113,10 @@ class Visit:
 
     def note(self, limit: Limit, policies: Iterable[Policy]) -> None:
         """Notes which policies a limit has. Those too count whose key does not limit this request."""
-        self._are_chosen |= limit.fixed is None
-        self._names.update([policy.name for policy in policies])
+        if limit.fixed is None:
+            self._are_chosen = True
+        for policy in policies:
+            self._names.add(policy.name)
 
     def meet(self, charges: Iterable[Charge], *, may_repeat: bool = True) -> list[Charge]:
         """Adds up the charges of one policy, and returns each once.

@@ -29,7 +29,7 @@ pub enum Outage<'a> {
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The nodes that are away now.
-pub(crate) struct Nodes {
+pub(crate) struct Outages {
     started: Instant,
     away: Mutex<HashMap<Node, (Away, RedisError)>>,
     /// The last error about a key that the user has no right to, and when it came. Other keys are decided meanwhile.
@@ -53,10 +53,10 @@ pub(crate) struct NotAsked {
     pub probes: bool,
 }
 
-impl Nodes {
-    pub fn new(announcer: Announcer) -> Nodes {
+impl Outages {
+    pub fn new(announcer: Announcer) -> Outages {
         let (away, denied) = (Mutex::default(), Mutex::default());
-        Nodes { started: Instant::now(), away, denied, announcer: Mutex::new(announcer) }
+        Outages { started: Instant::now(), away, denied, announcer: Mutex::new(announcer) }
     }
 
     pub fn announcer(&self) -> Announcer {
