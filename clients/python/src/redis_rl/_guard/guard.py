@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
