@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from inspect import signature
-from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
 from .. import http
@@ -361,8 +358,7 @@ class AnyGuard:
         """
         tried: list[AsyncHold] = []
         try:
-            make = partial(AsyncHold, sleep=asyncio.sleep)
-            yield await self._held(tried, make, request, name, limit, options)
+            yield await self._held(tried, AsyncHold, request, name, limit, options)
         finally:
             for place in tried:
                 await place.__aexit__(None, None, None)
@@ -463,7 +459,7 @@ class SyncGuard(AnyGuard):
         """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
         tried: list[Hold] = []
         try:
-            yield run(self._held(tried, partial(Hold, sleep=sleep), request, name, limit, options))
+            yield run(self._held(tried, Hold, request, name, limit, options))
         finally:
             for place in tried:
                 place.__exit__(None, None, None)
