@@ -8,9 +8,9 @@ import ts from "typescript";
 const page = readFileSync(process.env.PORTING ?? "../../porting.md", "utf8");
 const rows = page
   .slice(page.indexOf("| what |"), page.indexOf("## Connections"))
-  .trim()
   .split("\n")
-  .slice(2)
+  .filter((line) => line.startsWith("| "))
+  .slice(1)
   .map((line) => line.split("|").map((cell) => cell.trim()));
 
 const root = new URL("../node_modules/redis-rl/dist/", import.meta.url).pathname;

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 
 use crate::limiter::bucket::PackedBucket;
 use crate::limiter::counters::Counter;
-use crate::limiter::log::run::Block;
+use crate::limiter::log::run::{BLOCK_BYTES, Block};
 use crate::limiter::log::short::LEAST_BYTES;
 use crate::limiter::several::MAX_ROWS;
 use crate::limiter::{Algorithm, Key};
@@ -25,8 +25,8 @@ const OF_A_KEY: usize = 4 << 10;
 /// Bytes in the list of a large log's blocks for each of its allocations: the list doubles when it grows.
 const OF_AN_ALLOCATION: usize = 2 * size_of::<Block>();
 
-/// Bytes of the block that a longer log needs.
-const OF_A_BLOCK: usize = 1280;
+/// Bytes of the block that a longer log needs, with some to spare.
+const OF_A_BLOCK: usize = BLOCK_BYTES + 256;
 
 /// Bytes that a counter or bucket takes in a list, with some to spare.
 const OF_A_TIER: usize = 48;

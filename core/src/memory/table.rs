@@ -1,12 +1,13 @@
 //! A table of keys by name and by expiry, bounded in number.
 //!
-//! Keys are in one list without gaps, and the rest refers to them by their index in it: buckets chain the keys whose names have the
-//! same hash, and a heap orders all keys by expiry. Each key stores its hash, its place in the heap and the next key of its bucket.
-//! So growing moves memory and hashes no name: 65,536 keys become 131,072 within a millisecond or two.
+//! Keys are in one list without gaps, and the rest refers to them by their index in it: a hash table finds them by name, and a heap orders
+//! them by expiry. Each key stores its hash and its place in the heap. So growing moves memory and hashes no name: 65,536 keys become
+//! 131,072 within a millisecond or two.
 
-use std::collections::TryReserveError;
 use std::hash::{DefaultHasher, Hasher};
 use std::mem;
+
+use hashbrown::HashTable;
 
 use crate::limiter::several::MAX_ROWS;
 use crate::limiter::{Algorithm, Key, Limiter, Pending, UnixMs};
@@ -17,9 +18,11 @@ const DROPPED_AT_ONCE: usize = MAX_ROWS;
 /// How many allocations of a large log take as long to free as one key. Each holds hundreds of units.
 const ALLOCATIONS_OF_A_KEY: usize = 64;
 
-/// The index of a key in the list, or [`NONE`].
+/// The index of a key in the list.
 type Index = u32;
-const NONE: Index = Index::MAX;
+
+/// There is no memory.
+pub struct OutOfMemory;
 
 /// A key that holds a limiter.
 pub struct Held {
@@ -71,9 +74,7 @@ struct Slot {
     held: Held,
     /// Keys are numbered from 1 in the order in which they were created; 0 once [`Table::clear`] has removed it.
     serial: u64,
-    hash: u32,
-    /// The next key of its bucket.
-    next: Index,
+    hash: u64,
     /// Its place in the heap: the index in [`Table::by_expiry`].
     rank: u32,
 }
@@ -89,11 +90,14 @@ impl Slot {
     }
 }
 
+fn hash_of(slots: &[Slot]) -> impl Fn(&Index) -> u64 {
+    |index| slots[*index as usize].hash
+}
+
 /// The keys, by name and by expiry.
 pub struct Table {
     slots: Vec<Slot>,
-    /// The first key of each bucket. There are no buckets, or a power of two of them, and at least as many as keys.
-    buckets: Vec<Index>,
+    by_name: HashTable<Index>,
     /// A heap: no key expires before its parent. The parent of the key at place `n` is at `(n - 1) / 2`.
     by_expiry: Vec<Index>,
     max_keys: usize,
@@ -110,7 +114,7 @@ impl Table {
     pub fn new(max_keys: usize, seed: u64) -> Table {
         Table {
             slots: Vec::new(),
-            buckets: Vec::new(),
+            by_name: HashTable::new(),
             by_expiry: Vec::new(),
             max_keys: max_keys.clamp(1, 1 << 31),
             created: 0,
@@ -129,21 +133,13 @@ impl Table {
     /// # Errors
     ///
     /// There is no memory for them. The table is as it was.
-    pub fn reserve(&mut self, keys: usize) -> Result<(), TryReserveError> {
+    pub fn reserve(&mut self, keys: usize) -> Result<(), OutOfMemory> {
         let wanted = (self.slots.len() + keys).min(self.max_keys);
         let more = wanted - self.slots.len();
-        self.slots.try_reserve(more)?;
-        self.by_expiry.try_reserve(more)?;
-        if wanted > self.buckets.len() {
-            let buckets = wanted.next_power_of_two();
-            self.buckets.try_reserve_exact(buckets - self.buckets.len())?;
-            self.buckets.clear();
-            self.buckets.resize(buckets, NONE);
-            for index in 0..self.slots.len() {
-                self.link(index as Index);
-            }
-        }
-        Ok(())
+        let slots = self.slots.try_reserve(more).and_then(|()| self.by_expiry.try_reserve(more));
+        // Where keys were removed it may have to move the others, however few there are.
+        let by_name = self.by_name.try_reserve(keys, hash_of(&self.slots));
+        if slots.is_ok() && by_name.is_ok() { Ok(()) } else { Err(OutOfMemory) }
     }
 
     /// Drops some of the keys that have expired. A command begins with this.
@@ -220,23 +216,24 @@ impl Table {
             self.remove_at(self.by_expiry[0]);
         }
         self.created += 1;
-        let (index, rank) = (self.slots.len() as Index, self.by_expiry.len());
+        let (index, rank, hash) = (self.slots.len() as Index, self.by_expiry.len(), self.hash(name));
         self.slots.push(Slot {
             name: name.into(),
             held: Held { limiter, expires_at },
             serial: self.created,
-            hash: self.hash(name),
-            next: NONE,
+            hash,
             rank: rank as u32,
         });
-        self.link(index);
+        self.by_name.insert_unique(hash, index, hash_of(&self.slots));
         self.by_expiry.push(index);
         self.settle(rank);
     }
 
     fn remove_at(&mut self, index: Index) -> Slot {
-        let Slot { next, rank, serial, .. } = self.slots[index as usize];
-        *self.link_to(index) = next;
+        let Slot { rank, serial, hash, .. } = self.slots[index as usize];
+        if let Ok(entry) = self.by_name.find_entry(hash, |other| *other == index) {
+            entry.remove();
+        }
         let last_rank = self.by_expiry.len() - 1;
         self.swap_ranks(rank as usize, last_rank);
         self.by_expiry.pop();
@@ -246,23 +243,21 @@ impl Table {
         // The last key of the list takes the index of the removed one.
         let last = (self.slots.len() - 1) as Index;
         if index != last {
-            *self.link_to(last) = index;
-            let rank = self.slots[last as usize].rank;
+            let Slot { rank, hash, .. } = self.slots[last as usize];
+            if let Some(place) = self.by_name.find_mut(hash, |other| *other == last) {
+                *place = index;
+            }
             self.by_expiry[rank as usize] = index;
         }
         self.cleared -= usize::from(serial == 0);
         self.slots.swap_remove(index as usize)
     }
 
-    fn hash(&self, name: &[u8]) -> u32 {
+    fn hash(&self, name: &[u8]) -> u64 {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.seed);
         hasher.write(name);
-        hasher.finish() as u32
-    }
-
-    fn bucket(&self, hash: u32) -> usize {
-        hash as usize & (self.buckets.len() - 1)
+        hasher.finish()
     }
 
     #[inline]
@@ -271,34 +266,11 @@ impl Table {
             return None;
         }
         let hash = self.hash(name);
-        let mut index = self.buckets[self.bucket(hash)];
-        while let Some(slot) = self.slots.get(index as usize) {
-            if slot.hash == hash && *slot.name == *name {
-                return Some(index);
-            }
-            index = slot.next;
-        }
-        None
-    }
-
-    /// Puts a key first in its bucket.
-    fn link(&mut self, index: Index) {
-        let bucket = self.bucket(self.slots[index as usize].hash);
-        self.slots[index as usize].next = mem::replace(&mut self.buckets[bucket], index);
-    }
-
-    /// Where the index of a key is stored: in its bucket, or in the key before it there.
-    fn link_to(&mut self, index: Index) -> &mut Index {
-        let bucket = self.bucket(self.slots[index as usize].hash);
-        let (mut before, mut at) = (NONE, self.buckets[bucket]);
-        while at != index {
-            before = at;
-            at = self.slots[at as usize].next;
-        }
-        match before {
-            NONE => &mut self.buckets[bucket],
-            before => &mut self.slots[before as usize].next,
-        }
+        let is_it = |index: &Index| {
+            let slot = &self.slots[*index as usize];
+            slot.hash == hash && *slot.name == *name
+        };
+        self.by_name.find(hash, is_it).copied()
     }
 
     /// Moves the key at this place of the heap to where it belongs.

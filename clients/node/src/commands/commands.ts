@@ -4,6 +4,7 @@
 import { isUint8Array } from "node:util/types";
 import { checkedClock, type Clock, type Now } from "./clock.js";
 import { checkedOptions, OPTIONS } from "./options.js";
+import { isPromise } from "./promise.js";
 import { listOf, MAX_LIMIT, type Quotas, textOf, type Window } from "./quota.js";
 
 /** The key to count in, usually one for each client: any bytes. */
@@ -330,10 +331,6 @@ export class Commands implements RateLimiter {
       return description.transformReply((isPromise(reply) ? await reply : reply) as never);
     };
   }
-}
-
-function isPromise(reply: unknown): reply is PromiseLike<unknown> {
-  return typeof (reply as Partial<PromiseLike<unknown>> | null)?.then === "function";
 }
 
 /** A lone surrogate is sent as U+FFFD, but a cluster client would compute the slot from other bytes. */

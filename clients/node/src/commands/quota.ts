@@ -1,7 +1,7 @@
 // Quotas: how they are written, and what they mean.
 
 import { inspect } from "node:util";
-import { Recent } from "./recent.js";
+import { madeOnce, Recent } from "./recent.js";
 
 /**
  * A length of time: a positive integer with `ms`, `s`, `m`, `h`, `d`, `w` or `mo`, as in `"10s"`. Of the algorithm
@@ -69,13 +69,11 @@ const parsed = new Recent<readonly Quota[]>(1000);
 
 /** The quotas of a text: `5/10s, 100/hour` is 5 in 10 seconds and 100 in an hour. Else a `RangeError`. */
 export function parseQuotas(text: string): readonly Quota[] {
-  let quotas = parsed.get(text);
-  if (quotas === undefined) {
-    quotas = text.split(/[,;]/).map(parseOne);
+  return madeOnce(parsed, text, () => {
+    const quotas = text.split(/[,;]/).map(parseOne);
     checkNumber(quotas, `"${text}": `, true);
-    parsed.put(text, quotas);
-  }
-  return quotas;
+    return quotas;
+  });
 }
 
 const BLANKS = "[ \\t\\r\\n]*";

@@ -24,7 +24,7 @@ export class Recent<T> {
   }
 
   /** Adds a key. If that makes too many, the least recently used one is removed and its value returned. */
-  put(name: string, value: T): T | undefined {
+  set(name: string, value: T): T | undefined {
     this.#entries.set(name, value);
     this.#newest = name;
     if (this.#entries.size <= this.#max) return undefined;
@@ -38,4 +38,15 @@ export class Recent<T> {
   values(): Iterable<T> {
     return this.#entries.values();
   }
+}
+
+/** The value of a key, made when it is first needed. */
+export function madeOnce<K, V>(
+  table: { get(key: K): V | undefined; set(key: K, value: V): unknown },
+  key: K,
+  make: () => V,
+): V {
+  const value = table.get(key) ?? make();
+  table.set(key, value);
+  return value;
 }

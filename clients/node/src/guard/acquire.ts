@@ -16,6 +16,7 @@ import { nameOf } from "../keys/keys.js";
 import { Rules, type Share } from "../keys/rules.js";
 import { type Says, type Turn, Turns } from "../keys/turns.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
+import { madeOnce } from "../commands/recent.js";
 import { checkedQuotas, MAX_WINDOW_MS, type Quotas, time, whole } from "../commands/quota.js";
 import { later } from "../lines/ticks.js";
 
@@ -96,12 +97,10 @@ async function inLine(queue: Queue, waiter: Waiter, share: Share): Promise<Verdi
   }
 }
 
-/** A turn, and the verdict that told it. */
 interface ToldTurn extends Turn {
   readonly verdict: Verdict;
 }
 
-/** One who waits for its turn. */
 interface Asked {
   readonly sleep: WaitOptions["sleep"];
   readonly serve: (verdict: Verdict) => void;
@@ -164,7 +163,6 @@ class BucketQueue {
     });
   }
 
-  /** Does what `Turns` says. */
   #follow({ served, back }: Says<Asked, ToldTurn>): void {
     for (const [{ serve }, { verdict }] of served) serve({ ...verdict, retryAfterMs: null });
     for (const turn of back) this.#giveBack(turn);
@@ -213,18 +211,14 @@ class Queues {
   constructor(readonly asker: Asker) {}
 
   of(name: string): Queue {
-    const queue = this.#queues.get(name) ?? new Queue(() => this.#queues.delete(name));
-    this.#queues.set(name, queue);
-    return queue;
+    return madeOnce(this.#queues, name, () => new Queue(() => this.#queues.delete(name)));
   }
 
   ofBucket(share: Share): BucketQueue {
     // What stands for one cost is no turn of another.
     const name = `${share.cost} ${nameOf(share.rules, share.key)}`;
     const over = () => this.#ofBuckets.delete(name);
-    const queue = this.#ofBuckets.get(name) ?? new BucketQueue(this.asker, share, over);
-    this.#ofBuckets.set(name, queue);
-    return queue;
+    return madeOnce(this.#ofBuckets, name, () => new BucketQueue(this.asker, share, over));
   }
 }
 

@@ -158,8 +158,8 @@ export function textOf(body: Reply["body"]): string | undefined {
   return typeof body === "object" ? JSON.stringify(body) : body;
 }
 
-// Whole seconds, rounded up so that waiting this long is enough.
-function seconds(ms: number): number {
+/** Whole seconds, rounded up so that waiting this long is enough. */
+export function seconds(ms: number): number {
   return Math.ceil(ms / 1000);
 }
 

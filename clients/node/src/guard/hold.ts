@@ -9,7 +9,7 @@ import { forEach, Queue, Waiter, type WaitOptions } from "./queue.js";
 import { outageLog } from "./warning.js";
 import { type Event, Place, type Says } from "../keys/place.js";
 import { MAX_KEYS, nameOf } from "../keys/keys.js";
-import { Recent } from "../commands/recent.js";
+import { madeOnce, Recent } from "../commands/recent.js";
 import { Way } from "../keys/way.js";
 import { type Answer, Request } from "../keys/request.js";
 import { Rules } from "../keys/rules.js";
@@ -81,7 +81,6 @@ export async function hold<T>(
   });
 }
 
-/** Takes a place, and holds it during the work, if there is any. */
 export async function during<P extends Hold, O, T>(
   given: O | Work<P, T> | undefined,
   last: Work<P, T> | undefined,
@@ -100,27 +99,25 @@ export async function during<P extends Hold, O, T>(
   }
 }
 
-/** A place that is wanted. */
-export interface Wanted {
-  readonly key: Key;
-  /** Where the processes that wait for it leave a mark. */
-  readonly markKey: Key;
-  readonly limit: number;
-  readonly forMs: number;
-  /** How it is taken, and how by another limit. */
-  readonly taking: Rules;
-  readonly rulesOf: (limit: number) => Rules;
-}
-
 /** What is wanted by these arguments, which are checked. The stored keys begin with the prefix. */
-export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, prefix = ""): Wanted {
+export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, prefix = "") {
   const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
   const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
   time("timeoutMs", timeoutMs);
   const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], false), 0, 0);
-  const [key, markKey] = [prefixed(prefix, name), prefixed(`${prefix}waiting:`, name)];
-  return { key, markKey, limit, forMs, taking: rulesOf(limit), rulesOf };
+  return {
+    key: prefixed(prefix, name),
+    /** Where the processes that wait for it leave a mark. */
+    markKey: prefixed(`${prefix}waiting:`, name),
+    limit,
+    forMs,
+    /** How it is taken, and how by another limit. */
+    taking: rulesOf(limit),
+    rulesOf,
+  };
 }
+
+export type Wanted = Readonly<ReturnType<typeof wantedOf>>;
 
 /** Takes a place. Rejects if Redis does not answer, or if the signal aborts. */
 export async function takePlace(places: Places, wanted: Wanted, options: HoldOptions = {}): Promise<Hold> {
@@ -172,7 +169,6 @@ class PlaceQueue extends Queue {
     super(() => this.#unmark());
   }
 
-  /** Asks for a place, which may be refused. */
   async take({ signal, onLate }: HoldOptions): Promise<HeldPlace> {
     const { asker } = this.places;
     const { limit, taking, rulesOf } = this.wanted;
@@ -237,7 +233,6 @@ class PlaceQueue extends Queue {
   }
 }
 
-/** The places that are held through one asker. They share a timer. */
 export class Places {
   /** Those that are held through one client by one clock. */
   static readonly of = forEach(
@@ -268,9 +263,7 @@ export class Places {
 
   queueOf(wanted: Wanted): PlaceQueue {
     const name = nameOf(wanted.taking, wanted.key);
-    const queue = this.#queues.get(name) ?? new PlaceQueue(this, wanted);
-    this.#queues.put(name, queue);
-    return queue;
+    return madeOnce(this.#queues, name, () => new PlaceQueue(this, wanted));
   }
 
   #tick(): void {
@@ -365,7 +358,6 @@ class HeldPlace implements Hold {
     this.#follow(this.place.happens(event, this.places.asker.nowMs(), at));
   }
 
-  /** Does what `Place` says. */
   #follow(says: readonly Says[]): void {
     for (const say of says) {
       if (say === "take") this.#ask(this.queue.wanted.rulesOf(MAX_LIMIT));

@@ -14,25 +14,18 @@ import {
   whole,
   type Window,
 } from "../commands/quota.js";
-import { Recent } from "../commands/recent.js";
+import { isPromise, type MaybePromise } from "../commands/promise.js";
+import { madeOnce, Recent } from "../commands/recent.js";
 import { mistakeOf, warnOnce } from "./warning.js";
 
 /** The most rows of a command. The server refuses more, which would look as if Redis were away. */
 const MAX_ROWS = 64;
 
-export type MaybePromise<T> = T | PromiseLike<T>;
-
 /** Returns whose quotas a request uses. Undefined or null: the request is not limited. */
 export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
-/** Units that a request takes. */
 export type Cost<R> = number | ((request: R) => MaybePromise<number>);
 
-export function isPromise<T>(value: MaybePromise<T>): value is PromiseLike<T> {
-  return typeof (value as Partial<PromiseLike<T>> | null | undefined)?.then === "function";
-}
-
-/** What a client may use. */
 export interface Policy<R = unknown> {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
@@ -82,12 +75,10 @@ export interface PolicyShare extends Share {
   readonly who: string | undefined;
 }
 
-/** A policy whose options were checked. */
 class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
-  /** Whether answers tell its figures. */
   readonly isShown: boolean;
   readonly shown: Shown;
   readonly blockMs: number | undefined;
@@ -131,7 +122,6 @@ class CheckedPolicy<R> {
     this.shown = shown;
   }
 
-  /** How many rows it asks for. */
   get rows(): number {
     return this.#rules.quotas.length;
   }
@@ -298,19 +288,12 @@ export class PolicySet<R> {
   /** The policy with its options checked. Each policy is checked only once, as long as its name is the same. */
   #checked(policy: string | Policy<R>, name: string): CheckedPolicy<R> {
     const make = (policy: Policy<R>) => new CheckedPolicy(policy, name, this.#setting);
-    if (typeof policy === "string") {
-      const text = `${name} ${policy}`;
-      let checked = this.#texts.get(text);
-      if (checked === undefined) this.#texts.put(text, (checked = make({ quotas: policy })));
-      return checked;
-    }
+    if (typeof policy === "string")
+      return madeOnce(this.#texts, `${name} ${policy}`, () => make({ quotas: policy }));
     if (typeof policy !== "object" || (policy as unknown) === null)
       throw new TypeError("a policy is text such as 5/10s, or has quotas");
-    const byName = this.#objects.get(policy) ?? new Map<string, CheckedPolicy<R>>();
-    let checked = byName.get(policy.name ?? name);
-    if (checked === undefined) byName.set(policy.name ?? name, (checked = make(policy)));
-    this.#objects.set(policy, byName);
-    return checked;
+    const byName = madeOnce(this.#objects, policy, () => new Map<string, CheckedPolicy<R>>());
+    return madeOnce(byName, policy.name ?? name, () => make(policy));
   }
 }
 

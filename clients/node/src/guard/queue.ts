@@ -2,6 +2,7 @@
 
 import type { Client } from "../lines/sender.js";
 import type { ClockOption } from "../commands/clock.js";
+import { madeOnce } from "../commands/recent.js";
 import { type Asker, onAbort } from "./asker.js";
 
 /** Options of those who wait. */
@@ -18,7 +19,6 @@ export class Waiter {
 
   constructor(
     readonly asker: Asker,
-    /** When it gives up. */
     readonly endMs: number,
     readonly options: WaitOptions,
   ) {}
@@ -89,8 +89,8 @@ export function forEach<T extends object>(
   const all = new WeakMap<object, WeakMap<object, T>>();
   return (client, clock) => {
     const byClock = all.get(client) ?? new WeakMap<object, T>();
-    const found = byClock.get(clock ?? all) ?? make(client, clock);
-    all.set(client, byClock.set(clock ?? all, found));
-    return found;
+    const made = madeOnce(byClock, clock ?? all, () => make(client, clock));
+    all.set(client, byClock);
+    return made;
   };
 }

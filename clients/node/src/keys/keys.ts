@@ -51,7 +51,6 @@ export class Keys {
     return rows && tightest(rows);
   }
 
-  /** Starts a request. */
   take(nowMs: number, request: Request): Step {
     const step = new Step();
     const { shares } = request;
@@ -314,7 +313,6 @@ export class Keys {
     if (at !== undefined) this.forget(share);
   }
 
-  /** Forgets the refusal of a key, which may be over because units were given back. */
   forget(share: Share): void {
     const key = this.#peek(share);
     if (key !== undefined) key.refusal = undefined;
@@ -398,7 +396,7 @@ export class Keys {
   /** Starts to remember a key. If there are too many, the least recently used is forgotten and its lease given back. */
   #remembered(nowMs: number, { key: name, rules }: Share, step: Step): Key {
     const key = new Key(name, rules, nowMs);
-    const leaving = this.#keys.put(nameOf(rules, name), key);
+    const leaving = this.#keys.set(nameOf(rules, name), key);
     if (leaving !== undefined) this.#endLease(leaving, step);
     return key;
   }
@@ -417,7 +415,6 @@ export class Keys {
     this.forget(share);
   }
 
-  /** Gives back the leases that have ended by now. */
   tick(nowMs: number): Step {
     const step = new Step();
     const later = this.#ends.findIndex(({ lease }) => lease.endsMs > nowMs);
@@ -427,7 +424,6 @@ export class Keys {
     return step;
   }
 
-  /** When the next lease ends, if there is one. */
   get nextTickMs(): number | undefined {
     return this.#ends[0]?.lease.endsMs;
   }

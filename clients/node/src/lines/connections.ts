@@ -2,6 +2,7 @@
 // given up when it stays silent. So no command is sent twice, and none waits in a client's queue.
 
 import { type Key, prefixed, type Words } from "../commands/commands.js";
+import { madeOnce } from "../commands/recent.js";
 import { PROBE_MS } from "./away.js";
 import { isRedirection, isReply, knownError } from "./errors.js";
 import { ioredisSource } from "./ioredis-source.js";
@@ -22,7 +23,6 @@ const CLOSED_POLL_MS = 100;
 const QUIET_MS = PROBE_MS;
 const TURNS = 3;
 
-/** A command, and what to call with its reply. */
 interface Asked {
   readonly words: Words;
   readonly resolve: (reply: unknown) => void;
@@ -39,7 +39,6 @@ class Carrier {
   /** Whether it was open, and whether commands are written at once. */
   #isUp = false;
   #writes = false;
-  /** Commands that have not been written. */
   #unsent: Asked[] = [];
   /** When a command was last asked, in Unix milliseconds: a clock that goes on while the machine is frozen. */
   #askedMs = wallMs();
@@ -146,7 +145,6 @@ class Carrier {
 interface Node {
   carrier?: Carrier | undefined;
   openedMs: number;
-  /** Why the last connection ended. */
   lost?: Error;
 }
 
@@ -262,20 +260,15 @@ export class Connections {
 const made = new WeakMap<object, { source: Source; byTimeout: Map<number, Connections> }>();
 
 function madeOf(client: RedisClient) {
-  let of = made.get(client);
-  if (of === undefined) {
-    const source = "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client);
-    made.set(client, (of = { source, byTimeout: new Map() }));
-  }
-  return of;
+  return madeOnce(made, client, () => ({
+    source: "isCluster" in client ? ioredisSource(client) : nodeRedisSource(client),
+    byTimeout: new Map<number, Connections>(),
+  }));
 }
 
 export const sourceOf = (client: RedisClient): Source => madeOf(client).source;
 
 export function connectionsOf(client: RedisClient, ticks: Ticks): Connections {
-  const of = madeOf(client);
-  let connections = of.byTimeout.get(ticks.timeoutMs);
-  if (connections === undefined)
-    of.byTimeout.set(ticks.timeoutMs, (connections = new Connections(of.source, ticks)));
-  return connections;
+  const { source, byTimeout } = madeOf(client);
+  return madeOnce(byTimeout, ticks.timeoutMs, () => new Connections(source, ticks));
 }

@@ -3,15 +3,14 @@
 
 import { lookup } from "node:dns";
 import { isIP } from "node:net";
+import { madeOnce } from "../commands/recent.js";
 
 /** The names that are being looked up. */
 const pending = new Map<string, Promise<void>>();
 
 /** Resolves once the name server has answered, whatever it said: who connects then looks again, and is not kept waiting. */
 export function answered(host: string): Promise<void> {
-  const asked = pending.get(host) ?? ask(host);
-  pending.set(host, asked);
-  return asked;
+  return madeOnce(pending, host, () => ask(host));
 }
 
 function ask(host: string): Promise<void> {

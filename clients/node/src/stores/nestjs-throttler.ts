@@ -2,6 +2,7 @@
 
 import type { Client } from "../lines/sender.js";
 import type { Verdict } from "../commands/commands.js";
+import { seconds } from "../guard/fields.js";
 import { Request } from "../keys/request.js";
 import { Rules, rowsOf, type Share } from "../keys/rules.js";
 import { MAX_LIMIT } from "../commands/quota.js";
@@ -81,8 +82,4 @@ function record(verdict: Verdict, limit: number, blockMs: number | null): Storag
     isBlocked: limited,
     timeToBlockExpire: limited ? seconds(blockMs ?? 0) : 0,
   };
-}
-
-function seconds(ms: number): number {
-  return Math.max(0, Math.ceil(ms / 1000));
 }

@@ -1,7 +1,6 @@
 // The options that all stores for other libraries share.
 
 import type { Client } from "../lines/sender.js";
-import type { Asker } from "../guard/asker.js";
 import { askerFor, type AskingOptions } from "../guard/leases.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 
@@ -13,13 +12,7 @@ export interface StoreOptions extends AskingOptions {
 }
 
 /** What a store asks through. */
-export interface Store {
-  readonly prefix: string;
-  readonly rememberMs: number;
-  readonly asker: Asker;
-}
-
-export function storeOf(client: Client, options: StoreOptions): Store {
+export function storeOf(client: Client, options: StoreOptions) {
   const {
     prefix = "redis-rl:",
     rememberMs = 0,
@@ -27,3 +20,5 @@ export function storeOf(client: Client, options: StoreOptions): Store {
   } = checkedOptions("a store", OPTIONS.store, options);
   return { prefix, rememberMs, asker: askerFor(client, rememberMs, others) };
 }
+
+export type Store = ReturnType<typeof storeOf>;

@@ -94,7 +94,7 @@ class Guard(AsyncGuard):
 
     def limit(self, policies: Policies) -> Callable[[_Handler], _Handler]:
         """Limits a handler, or a method of a ``web.View``, as its decorator."""
-        limit = Limit(self._routes, policies)
+        limit = self._limit(policies)
 
         def decorate(handler: _Handler) -> _Handler:
             @functools.wraps(handler)

@@ -8,7 +8,7 @@
 import functools
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cached_property, partial
 from inspect import iscoroutinefunction, signature
 from types import UnionType
@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, Policies, Routes, check_texts, limits_of, route_name, with_limit
+from ._guard.policies import Chosen, Cost, Limit, NameOf, Policies, check_texts, limits_of, route_name, with_limit
 from ._guard.visit import VISIT, Visit
 from .http import Answer, Decision, Policy
 
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
     from starlette.requests import HTTPConnection
-    from starlette.routing import Mount
 else:
     try:
         from starlette.exceptions import HTTPException
         from starlette.requests import HTTPConnection
-        from starlette.routing import Mount
     except ImportError:  # Litestar, for one, does not need Starlette.
-        HTTPConnection, HTTPException, Mount = Any, Exception, ()
+        HTTPConnection, HTTPException = Any, Exception
 
 __all__ = [
     "RESPONSES",
@@ -109,7 +107,7 @@ class Guard(AsyncGuard):
 
     def limit(self, policies: Policies) -> "Route":
         """Limits a route: ``Depends(limit)`` in FastAPI, ``@limit`` of a handler, ``limit.middleware`` of a router."""
-        return Route(self._routes, policies, self._take_route, self._middleware_of)
+        return Route(policies, self._route, self._all.fixed or (), self._take_route, self._middleware_of)
 
     def _middleware_of(self, limit: Limit) -> "type[_Middleware]":
         """Makes a class, since Sentry, for one, replaces ``__call__`` of what a framework is given as middleware."""
@@ -181,12 +179,13 @@ class Route(Limit):
 
     def __init__(
         self,
-        routes: Routes,
         policies: Policies,
+        name_of: NameOf,
+        outer: Sequence[Policy],
         take: Callable[[Limit, Scope], Awaitable[Decision | None]],
         middleware_of: "Callable[[Limit], type[_Middleware]]",
     ) -> None:
-        super().__init__(routes, policies)
+        super().__init__(policies, name_of, outer)
         self._take_route, self._middleware_of = take, middleware_of
         # FastAPI looks here to learn that the dependency is asynchronous.
         self.__dict__["__call__"] = self._take
@@ -270,7 +269,8 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
     if len(on) != 1:
         return None
     [route] = on
-    path = "" if isinstance(_original(route), Mount) else route.path
+    # What has routes of its own is a mount.
+    path = "" if hasattr(_original(route), "routes") else route.path
     if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
         # It stands in a mount with a parameter: the name would contain what a client has written there.
         return None
@@ -299,8 +299,7 @@ def _views(routes: Iterable[Any]) -> Iterator[Any]:
         needed = [each.dependency for each in getattr(route, "dependencies", None) or ()]
         check_texts([*limits_of(view), *(each for each in needed if isinstance(each, Limit))])
         yield view
-        if isinstance(_original(route), Mount):
-            yield from _views(_routes(_original(route)))
+        yield from _views(_routes(_original(route)))
 
 
 class _Middleware:

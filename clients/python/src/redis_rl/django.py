@@ -94,7 +94,7 @@ class Guard(SyncGuard):
 
     def limit(self, policies: Policies, *, method: str | None = None) -> Callable[[_View], _View]:
         """Limits a view, for all methods or one. For a class, decorate what ``as_view`` returns."""
-        limit = Limit(self._routes, policies)
+        limit = self._limit(policies)
         limit.method = method
 
         def decorate(view: Any) -> Any:

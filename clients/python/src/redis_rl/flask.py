@@ -80,7 +80,7 @@ class Guard(SyncGuard):
 
     def limit(self, policies: Policies) -> Decorator:
         """Limits a view as its decorator, or a blueprint by ``blueprint.before_request(guard.limit("9/h"))``."""
-        limit = Limit(self._routes, policies)
+        limit = self._limit(policies)
 
         def refusal() -> Response | None:
             asked = _own(request)

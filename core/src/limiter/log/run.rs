@@ -13,7 +13,7 @@ use super::entry::{self, Cursor, FIRST_SINCE, MOST_BYTES, Mark};
 
 /// Bytes in a full block: large enough to make its 48 bytes of bookkeeping negligible, small enough that reading
 /// all its entries takes a microsecond or two.
-const BLOCK_BYTES: usize = 1024;
+pub const BLOCK_BYTES: usize = 1024;
 
 /// Entries in one allocation.
 #[derive(Clone, Debug)]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from inspect import signature
-from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
 from .. import http
@@ -26,7 +23,7 @@ from .hold import AsyncHold, Hold
 from .limiter import check_client
 from .loops import InLoops
 from .outages import OnOutage, Outages
-from .policies import Cost, KeyOf, Limit, Policies, Routes, check_order
+from .policies import Cost, KeyOf, Limit, Policies, check_order
 from .run import resolved, run
 from .threads import CLOSE_SECONDS, InThreads
 from .undecided import Undecided
@@ -78,7 +75,7 @@ class AnyGuard:
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
-    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asker.
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
     ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
     none. ``fields_on`` is "all" answers, or "refusals".
@@ -135,9 +132,7 @@ class AnyGuard:
                 raise ValueError(f"timeout is in seconds, above 0 and at most {_MOST_SECONDS}, or None: {timeout!r}")
         remember = seconds_of("remember", remember)
         check_clock(clock)
-        self._routes = Routes(self._route)
-        self._all = Limit(self._routes, policies, is_route=False)
-        self._routes.outer = self._all.fixed or ()
+        self._all = Limit(policies)
         # The applications, or their routes, that have been checked.
         self._checked: dict[int, Any] = {}
         self._charging = Charging(key, prefix, self._address)
@@ -148,10 +143,10 @@ class AnyGuard:
         outages = Outages(_MEANWHILE[fail], on_outage)
         self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
-        asker: Any = {"remember": remember, "timeout": timeout, "clock": clock}
+        settings: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, outages, **asker)
-        self._in_loops = InLoops(client, outages, **asker)
+        self._in_threads = InThreads(client, outages, **settings)
+        self._in_loops = InLoops(client, outages, **settings)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
@@ -224,7 +219,7 @@ class AnyGuard:
         the request has met before adds up.
         """
         visit = self._visit_of(request, "take")
-        decision = await self._decide(visit, [self._limit(policies)], self._own(request), cost, is_by_hand=True)
+        decision = await self._decide(visit, [self._named(policies)], self._own(request), cost, is_by_hand=True)
         assert decision is not None
         return decision
 
@@ -237,13 +232,17 @@ class AnyGuard:
         met: Visit | None = self._state(request).get(VISIT)
         visit = Visit(self._shown)
         visit.whose |= met.whose if met else set()
-        charges = await self._charging.charges(visit, [self._limit(policies)], self._own(request))
+        charges = await self._charging.charges(visit, [self._named(policies)], self._own(request))
         parts = await self._decided(visit.meet(charges), is_peek=True)
         visit.told(parts)
         return visit.decision(parts)
 
-    def _limit(self, policies: Policies | None) -> Limit:
-        return self._all if policies is None else Limit(self._routes, policies)
+    def _limit(self, policies: Policies) -> Limit:
+        """Makes the limit of a route, or of what a handler asks for."""
+        return Limit(policies, self._route, self._all.fixed or ())
+
+    def _named(self, policies: Policies | None) -> Limit:
+        return self._all if policies is None else self._limit(policies)
 
     def _visit_of(self, request: Any, what: str) -> Visit:
         """Returns the visit, or one that nobody asks for if the request is over."""
@@ -359,8 +358,7 @@ class AnyGuard:
         """
         tried: list[AsyncHold] = []
         try:
-            make = partial(AsyncHold, sleep=asyncio.sleep)
-            yield await self._held(tried, make, request, name, limit, options)
+            yield await self._held(tried, AsyncHold, request, name, limit, options)
         finally:
             for place in tried:
                 await place.__aexit__(None, None, None)
@@ -461,7 +459,7 @@ class SyncGuard(AnyGuard):
         """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
         tried: list[Hold] = []
         try:
-            yield run(self._held(tried, partial(Hold, sleep=sleep), request, name, limit, options))
+            yield run(self._held(tried, Hold, request, name, limit, options))
         finally:
             for place in tried:
                 place.__exit__(None, None, None)

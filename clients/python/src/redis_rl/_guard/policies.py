@@ -22,20 +22,14 @@ Cost: TypeAlias = int | Mapping[str, int]
 KeyOf: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 """A function of the request that names whose quotas it takes."""
 
+NameOf: TypeAlias = "Callable[[Any, Limit], str | None]"
+"""A function of a request and a limit that names the route which has both, by :func:`route_name`."""
+
 _View = TypeVar("_View")
 
 # The attribute of a decorated handler that has the limits of its route, and that of the handler which was decorated.
 LIMITS, LIMITED = "redis_rl_limits", "redis_rl_limited"
 _MAX_ROWS = 64
-
-
-class Routes:
-    """What the limits of a guard share: the names of routes, and the policies of the application if they are fixed."""
-
-    def __init__(self, name_of: Callable[[Any, Limit], str | None]) -> None:
-        """``name_of`` tells the name of the route that has a request and a limit, made by :func:`route_name`."""
-        self.name_of = name_of
-        self.outer: tuple[Policy, ...] = ()
 
 
 class Limit:
@@ -44,17 +38,21 @@ class Limit:
     # The one method that it limits, or None for all.
     method: str | None = None
 
-    def __init__(self, routes: Routes, policies: Policies, *, is_route: bool = True) -> None:
+    def __init__(self, policies: Policies, name_of: NameOf | None = None, outer: Sequence[Policy] = ()) -> None:
+        """``name_of`` tells the name of the route that has a request and a limit: for texts, except the application's.
+
+        ``outer`` are the policies of the application if they are fixed.
+        """
         if policies is None:
             raise TypeError("policies are needed: None would limit nothing. An empty list says so")
-        self._routes, self.is_route = routes, is_route
+        self._name_of = name_of
         self._function = policies if callable(policies) else None
-        self.text = policies if is_route and isinstance(policies, str) else None
+        self.text = policies if name_of and isinstance(policies, str) else None
         # A mistake in a text is raised now, not at the first request.
         checked = None if callable(policies) else _checked(policies)
         self.fixed = None if self.text else checked
-        if is_route and self.fixed:
-            check_together([*routes.outer, *self.fixed])
+        if outer and self.fixed:
+            check_together([*outer, *self.fixed])
 
     def __deepcopy__(self, memo: Any) -> Limit:
         """Returns itself, since Litestar copies what stands on a router."""
@@ -64,13 +62,12 @@ class Limit:
         if self.fixed is not None:
             return self.fixed
         chosen = await resolved(self._function(request)) if self._function else self.text
-        return (self._named_by(request, chosen),) if self.is_route and isinstance(chosen, str) else _checked(chosen)
-
-    def _named_by(self, request: Any, text: str) -> Policy:
-        """Gives a text the name of the route that has this request. Else all such texts would count as one policy."""
-        if name := self._routes.name_of(request, self):
-            return named(name, text)
-        raise ValueError(f'no single route is known here: give the limit a name, Policy("search", "{text}")')
+        if self._name_of is None or not isinstance(chosen, str):
+            return _checked(chosen)
+        # All texts would count as one policy if they had the same name.
+        if name := self._name_of(request, self):
+            return (named(name, chosen),)
+        raise ValueError(f'no single route is known here: give the limit a name, Policy("search", "{chosen}")')
 
 
 def route_name(methods: Iterable[str], pattern: str) -> str:
@@ -119,6 +116,8 @@ def with_limit(view: _View, limit: Limit) -> _View:
     others = limits_of(view)
     check_texts([limit, *others])
     view.__dict__[LIMITS] = [limit, *others]
+    # A route that was made of the handler before it was limited has that alone, so only a mark on it can tell. As what
+    # functools.wraps sets, it is an attribute of the function, and has the package's name.
     marks = getattr(view.__wrapped__, "__dict__", None)  # type: ignore[attr-defined]
     if isinstance(marks, dict):
         marks[LIMITED] = view
