@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ import redis_rl.asgi
 import redis_rl.django
 import redis_rl.flask
 from redis_rl import Decision, Figures, MemoryLimiter
+from redis_rl._guard import hold
 from redis_rl._guard.visit import VISIT, Visit
 from redis_rl.asgi import Guard, Policy, Refused
 from redis_rl.http import Shown
@@ -500,6 +502,30 @@ async def test_a_request_that_gets_no_place_costs_nothing_and_one_without_a_key_
         assert answer.headers["ratelimit"].startswith('"everybody-1h";r=9')
         wait_for("it to be back", lambda: counted(raw, "everybody:all") == 0)
         assert site.get("/").text == "False"
+
+
+def test_a_thread_that_waits_for_a_place_has_it_when_another_gives_it_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who waits does not ask again by itself.
+    monkeypatch.setattr(hold, "_WAITS_MS", (10**8, 10**9))
+    app = Flask(__name__)
+    with redis.Redis(port=server.port) as client, ThreadPoolExecutor() as pool:
+        guard = redis_rl.flask.Guard(client, [], key=lambda _: "bob", timeout=PATIENT)
+
+        def request() -> Any:
+            with app.test_request_context() as context:
+                Visit(Shown(), context.request.environ)
+                return context.request
+
+        def waits() -> bool:
+            with guard.hold(request(), PLACES, 1, timeout=10**5) as place:
+                return bool(place)
+
+        with guard.hold(request(), PLACES, 1) as first:
+            waiting = pool.submit(waits)
+            wait_for("it to wait", lambda: first._queue.asleep)
+        assert waiting.result(PATIENT)
 
 
 async def test_a_place_waits_for_its_turn_and_a_name_of_a_policy_is_not_one_of_a_place(server: Server) -> None:

@@ -60,7 +60,11 @@ _lasting: WeakSet[Any] = WeakSet()
 
 @atexit.register
 def _keep_lasting() -> None:
-    """Keeps Python from deleting these after wasmtime itself, which would print errors when the process ends."""
+    """Keeps Python from deleting these after wasmtime itself, which would print errors when the process ends.
+
+    Whatever holds them would be deleted too, and to close them would fail what an application still does at its end.
+    The process is over next, so nothing is lost by a reference that nobody holds.
+    """
     for each in list(_lasting):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 

@@ -58,10 +58,10 @@ class BucketLine:
                 if me.asks:
                     me.asks = False
                     waiter.begin(self._ask(me))
-                else:
-                    first, due_ms = self._next
-                    seconds = inf if first is not me or due_ms is None else max(due_ms - here.now_ms(), 0) / 1000
-                    await waiter.sleep(seconds, is_first=seconds < inf)
+                    continue
+                first, due_ms = self._next
+                seconds = inf if first is not me or due_ms is None else max(due_ms - here.now_ms(), 0) / 1000
+                await waiter.sleep(seconds, is_first=seconds < inf)
                 self._tell(self._looks, me)
         except BaseException:
             self._tell(self._leaves, me)

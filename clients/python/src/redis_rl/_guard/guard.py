@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from inspect import signature
-from time import sleep
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict
 
 from .. import http
@@ -78,7 +75,7 @@ class AnyGuard:
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
-    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asker.
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
     ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
     none. ``fields_on`` is "all" answers, or "refusals".
@@ -146,10 +143,10 @@ class AnyGuard:
         outages = Outages(_MEANWHILE[fail], on_outage)
         self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
-        asker: Any = {"remember": remember, "timeout": timeout, "clock": clock}
+        settings: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, outages, **asker)
-        self._in_loops = InLoops(client, outages, **asker)
+        self._in_threads = InThreads(client, outages, **settings)
+        self._in_loops = InLoops(client, outages, **settings)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
@@ -361,8 +358,7 @@ class AnyGuard:
         """
         tried: list[AsyncHold] = []
         try:
-            make = partial(AsyncHold, sleep=asyncio.sleep)
-            yield await self._held(tried, make, request, name, limit, options)
+            yield await self._held(tried, AsyncHold, request, name, limit, options)
         finally:
             for place in tried:
                 await place.__aexit__(None, None, None)
@@ -463,7 +459,7 @@ class SyncGuard(AnyGuard):
         """See :meth:`AsyncGuard.hold`. There is no timer to renew the place by: see :meth:`RateLimiter.hold`."""
         tried: list[Hold] = []
         try:
-            yield run(self._held(tried, partial(Hold, sleep=sleep), request, name, limit, options))
+            yield run(self._held(tried, Hold, request, name, limit, options))
         finally:
             for place in tried:
                 place.__exit__(None, None, None)

@@ -72,15 +72,16 @@ class _Hold:
     def __init__(
         self,
         asker: Any,
-        sleep: Callable[[float], Any],
         key: Key,
         limit: int,
         ttl: Time,
         timeout: Time,
         on_late: Callable[[Key], object] | None,
+        *,
         prefix: str = "",
+        sleep: Callable[[float], Any] | None = None,
     ) -> None:
-        """``prefix`` stands before the key."""
+        """``prefix`` stands before the key. ``sleep`` replaces real time."""
         if not wire.is_whole(limit):
             raise TypeError(f"a limit is a whole number of places: {limit!r}")
         if (seconds := seconds_of("ttl", ttl)) < _SHORTEST_SECONDS:

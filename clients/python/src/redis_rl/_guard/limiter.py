@@ -214,9 +214,10 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
         until it calls ``place.renew()``. A refused one is tried again for ``timeout`` seconds, behind those of this
         process or event loop that wait already.
         ``on_late`` is called with the key, once, if a place is not renewed in time, so that somebody else may have it;
-        the block is not ended. Raises an error if Redis is away.
+        the block is not ended. Raises an error if Redis is away. A thread that is interrupted in the block gives its
+        place back; in the midst of taking it or giving it back, the place may be free only when ``ttl`` is over.
         """
-        return self._held(self._asker, self._sleep, key, limit, ttl, timeout, on_late)
+        return self._held(self._asker, key, limit, ttl, timeout, on_late, sleep=self._sleep)
 
 
 class RateLimiter(_Commands[Verdict, Verdicts, Info | None, bool, Hold]):

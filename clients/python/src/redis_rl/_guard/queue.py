@@ -171,4 +171,5 @@ class Queue:
 
 def queue_of(queues: Kept, *name: Hashable, make: Callable[[], Any] = Queue) -> Any:
     """Returns the queue of this name among those of a process or an event loop. It lasts while in use."""
-    return kept(queues, name, make())
+    known = queues.get(name)
+    return (known and known()) or kept(queues, name, make())

@@ -263,10 +263,11 @@ class _Connections:
             packed = connection.pack_command(*commands[0]) if is_one else connection.pack_commands(commands)
             connection.send_packed_command(packed, check_health=False)
         except self._library.failures as error:
-            self._give_up(connection, error)
+            self._failed(error, connection)
             return error
         except BaseException:
-            self._give_up(connection, None)
+            self._drop(connection)
+            self._waiting.wake()
             raise
         return connection
 
@@ -291,16 +292,15 @@ class _Connections:
                     if not connection.can_read(0):
                         raise errors.TimeoutError("no answer in time") from None
         except self._library.failures as error:
-            self._give_up(connection, error)
+            self._failed(error, connection)
             return replies + [error] * (number - len(replies))
         except BaseException:
             self._overdue.append((connection, replies, indices, late))
             self._waiting.wake()
             raise
-        last = replies[-1]
-        state = state_of(last)
+        state = state_of(replies[-1])
         if state and state.means == "elsewhere":
-            self._give_up(connection, last)
+            self._failed(replies[-1], connection)
         else:
             self._put_back(connection)
         return replies
@@ -385,25 +385,20 @@ class _Connections:
         with suppress(Exception):
             connection.disconnect()
 
-    def _give_up(self, connection: Any, error: Exception | None) -> None:
-        """Closes a connection, after an error the idle ones too. Without one, the thread was interrupted."""
-        self._drop(connection)
-        if error:
-            self._failed(error)
-        else:
-            self._waiting.wake()
-
-    def _failed(self, error: Exception) -> None:
-        self._close_idle()
+    def _failed(self, error: Exception, connection: Any = None) -> None:
+        """Closes a connection that has failed, and the idle ones."""
+        if connection is not None:
+            self._drop(connection)
+        self._drop_idle()
         self._waiting.wake_all(error)
 
     def close_idle(self) -> None:
-        self._close_idle()
+        self._drop_idle()
         for sentinel in sentinels_of(self._pool):
             with suppress(Exception):
                 sentinel.disconnect()
 
-    def _close_idle(self) -> None:
+    def _drop_idle(self) -> None:
         with suppress(IndexError):
             while True:
                 self._drop(self._idle.pop())
