@@ -124,23 +124,28 @@ impl Places {
     /// Takes a place of a key, and leaves a mark in another key while it waits.
     pub(super) async fn hold_by(&self, key: &[u8], mark: Vec<u8>, n: u64) -> RedisResult<Option<Hold>> {
         let share = Share { key: key.into(), rules: self.rules(n), cost: 1 };
-        let queue = self.queue(&share, mark);
+        let queue = self.queues.of(
+            &share,
+            |_| true,
+            || {
+                let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
+                Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() }
+            },
+        );
         let (began, waits) = (Instant::now(), !self.timeout.is_zero());
-        let first = || First { queue: &queue, permit: None, is_full: false };
+        let mut waiter = Waiter::new(&queue);
         // Who comes while others wait stands behind them: else a process that holds in a loop takes each place again.
-        let mut turn = first();
-        turn.permit = queue.polls.try_acquire().ok().filter(|_| waits);
-        let _waiter = Waiter::new(&queue);
-        let mut asks = !waits || turn.permit.is_some();
+        waiter.turn = queue.polls.try_acquire().ok().filter(|_| waits);
+        let mut asks = !waits || waiter.turn.is_some();
         loop {
             if asks {
-                let hold = self.try_to_hold(&queue, &share, &mut turn).await?;
+                let hold = self.try_to_hold(&queue, &share, &mut waiter).await?;
                 if hold.is_some() || began.elapsed() >= self.timeout {
                     return Ok(hold);
                 }
             }
             self.asker.timers()?;
-            let pause = if turn.permit.is_some() {
+            let pause = if waiter.turn.is_some() {
                 self.mark(&queue).await;
                 Duration::from_millis(locked(&queue.state).due.saturating_sub(self.now()))
             } else {
@@ -149,9 +154,9 @@ impl Places {
             let left = self.timeout.saturating_sub(began.elapsed());
             asks = tokio::select! {
                 biased;
-                () = queue.freed.notified(), if turn.permit.is_some() => true,
-                permit = queue.polls.acquire(), if turn.permit.is_none() => {
-                    turn.permit = permit.ok();
+                () = queue.freed.notified(), if waiter.turn.is_some() => true,
+                permit = queue.polls.acquire(), if waiter.turn.is_none() => {
+                    waiter.turn = permit.ok();
                     false
                 }
                 () = sleep(pause.min(left)) => true,
@@ -159,23 +164,11 @@ impl Places {
         }
     }
 
-    /// Those who wait for a place here, and the places that are held here.
-    fn queue(&self, share: &Share, mark: Vec<u8>) -> Arc<Queue> {
-        self.queues.of(
-            share,
-            |_| true,
-            || {
-                let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
-                Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() }
-            },
-        )
-    }
-
     async fn try_to_hold(
         &self,
         queue: &Arc<Queue>,
         share: &Share,
-        turn: &mut First<'_>,
+        waiter: &mut Waiter<'_>,
     ) -> RedisResult<Option<Hold>> {
         let n = share.rules.quotas[0].limit;
         let pause = PAUSE_MS.0 + RandomState::new().hash_one(0) % PAUSE_MS.1;
@@ -200,7 +193,7 @@ impl Places {
             let state = &mut *locked(&queue.state);
             state.held += 1;
             state.way.taken(self.now(), state.held, row.limit.saturating_sub(row.remaining));
-            turn.is_full = row.remaining == 0;
+            waiter.is_full = row.remaining == 0;
         }
         let units = Mutex::new(Units { place, held: vec![held], sent: Vec::new() });
         let (places, share, queue, ended) = (self.clone(), share.clone(), queue.clone(), Notify::new());
@@ -355,39 +348,32 @@ struct Waiting {
     mark: Option<(u64, Held)>,
 }
 
-/// Who may be the first. When it leaves, the next asks at once, unless it is known that no place is free.
-struct First<'a> {
+/// Somebody who waits. When the first leaves, the next asks at once, unless it is known that no place is free.
+struct Waiter<'a> {
     queue: &'a Queue,
-    permit: Option<SemaphorePermit<'a>>,
+    /// The permit of the first.
+    turn: Option<SemaphorePermit<'a>>,
     is_full: bool,
 }
-
-impl Drop for First<'_> {
-    fn drop(&mut self) {
-        if self.permit.is_some() && !self.is_full {
-            self.queue.freed.notify_one();
-        }
-    }
-}
-
-/// Somebody who waits.
-struct Waiter<'a>(&'a Queue);
 
 impl Waiter<'_> {
     fn new(queue: &Queue) -> Waiter<'_> {
         locked(&queue.state).waiters += 1;
-        Waiter(queue)
+        Waiter { queue, turn: None, is_full: false }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mark = {
-            let state = &mut *locked(&self.0.state);
+            let state = &mut *locked(&self.queue.state);
             state.waiters -= 1;
             if state.waiters == 0 { state.mark.take() } else { None }
         };
         drop(mark);
+        if self.turn.is_some() && !self.is_full {
+            self.queue.freed.notify_one();
+        }
     }
 }
 
