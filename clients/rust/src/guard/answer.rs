@@ -1,10 +1,11 @@
 //! What tells of a decision: figures, and header fields.
 
 use std::fmt::Write;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::met::{Asked, Fields, FieldsOn, Met};
 use super::policy::Policy;
 use crate::commands::{Quota, Verdict, Verdicts};
 
@@ -13,30 +14,6 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-
-/// Which header fields answers have, besides `retry-after`.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Fields {
-    /// Those of the standard: `ratelimit-policy` and `ratelimit`.
-    #[default]
-    Standard,
-    /// Those of GitHub: `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`, a Unix time in seconds.
-    XRateLimit,
-    /// Both of them.
-    Both,
-    /// None.
-    None,
-}
-
-/// Which answers have header fields.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum FieldsOn {
-    /// All that something was decided for.
-    #[default]
-    All,
-    /// Refusals alone.
-    Refusals,
-}
 
 /// The figures of a policy: of its quota that refuses with the longest wait, or else has the fewest units left.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -64,23 +41,9 @@ impl Figures {
     }
 }
 
-/// A policy and its rows: one for each quota, or the tightest quota alone if the decision came from a lease.
-#[derive(Clone, Debug)]
-pub(crate) struct Told {
-    pub policy: Policy,
-    pub rows: Vec<Verdict>,
-    /// Since when they are known.
-    pub since: Instant,
-    /// The units that go back, since the request is refused.
-    pub back: u64,
-    pub shown: (Fields, FieldsOn),
-    /// The server's time of the decision.
-    pub at: Option<SystemTime>,
-}
-
 /// The names of the items of `ratelimit` that refuse the request.
-pub(crate) fn violated(told: &[Told]) -> Vec<String> {
-    let violated = items(told).filter(|item| item.verdict.is_some_and(|verdict| verdict.limited));
+pub(crate) fn violated(met: &[Met]) -> Vec<String> {
+    let violated = items(met).filter(|item| item.verdict.is_some_and(|verdict| verdict.limited));
     violated.map(|item| item.name()).collect()
 }
 
@@ -100,9 +63,9 @@ impl Item<'_> {
 
 /// Each quota with its figures, if they are known, except for what is hidden and for dry runs. A single row of a lease belongs to the quota with its
 /// limit.
-fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
-    let told = told.iter().filter(|told| told.policy.is_shown());
-    told.flat_map(|Told { policy, rows, .. }| {
+fn items(met: &[Met]) -> impl Iterator<Item = Item<'_>> {
+    let known = met.iter().filter(|met| met.asked.policy.is_shown() && !met.rows.is_empty());
+    known.flat_map(|Met { asked: Asked { policy, .. }, rows, .. }| {
         let has_all = rows.len() >= policy.quotas().len();
         policy.quotas().iter().enumerate().map(move |(index, quota)| {
             let tightest = || rows.iter().find(|row| row.limit == quota.limit);
@@ -112,17 +75,18 @@ fn items(told: &[Told]) -> impl Iterator<Item = Item<'_>> {
 }
 
 /// The header fields. `t` of a quota is its wait if `is_to_wait`, else the time until its whole limit is back.
-pub(crate) fn fields_of(told: &[Told], is_refusal: bool, is_to_wait: bool) -> HeaderMap {
-    let Some(Told { shown: (fields, on), at, .. }) = told.last() else { return HeaderMap::new() };
+pub(crate) fn fields_of(met: &[Met], is_refusal: bool, is_to_wait: bool) -> HeaderMap {
+    let newest = met.iter().rfind(|met| !met.rows.is_empty());
+    let Some(Met { shown: (fields, on), at, .. }) = newest else { return HeaderMap::new() };
     if *on == FieldsOn::Refusals && !is_refusal {
         return HeaderMap::new();
     }
     let mut all = HeaderMap::new();
     if matches!(fields, Fields::Standard | Fields::Both) {
-        all.extend(standard(told, is_to_wait));
+        all.extend(standard(met, is_to_wait));
     }
     if matches!(fields, Fields::XRateLimit | Fields::Both)
-        && let Some(figures) = Figures::of(items(told).filter_map(|item| item.verdict.copied()).collect())
+        && let Some(figures) = Figures::of(items(met).filter_map(|item| item.verdict.copied()).collect())
     {
         let now = at.unwrap_or_else(SystemTime::now).duration_since(UNIX_EPOCH).unwrap_or_default();
         let reset = seconds(now + figures.retry_after.unwrap_or(figures.reset_after));
@@ -134,9 +98,9 @@ pub(crate) fn fields_of(told: &[Told], is_refusal: bool, is_to_wait: bool) -> He
     all
 }
 
-fn standard(told: &[Told], is_to_wait: bool) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+fn standard(met: &[Met], is_to_wait: bool) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let (mut all, mut left) = (String::new(), String::new());
-    for item in items(told) {
+    for item in items(met) {
         let name = structured(&item.name());
         let separator = if all.is_empty() { "" } else { ", " };
         let _ = write!(all, "{separator}{name};q={}", item.quota.limit);

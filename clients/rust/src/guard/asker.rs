@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 
-use super::outages::{Announcer, Node, NotAsked, Outages};
+use super::outages::{Node, NotAsked, Outages};
 use crate::commands::{Clock, Quota, Time, Verdict, Verdicts, explained, has_timers};
 use crate::keys::{Answer, Command, Keys, MAX_KEYS, Request, Rules, Share, Step};
 use crate::lines::{ENDED, Redis, io_error, is_away, own_runtime};
@@ -62,14 +62,14 @@ impl fmt::Debug for Asker {
 impl Asker {
     pub fn new(redis: Redis) -> Asker {
         let settings = AskerSettings { redis, clock: None, remember: Duration::ZERO };
-        Asker::of(settings, Announcer::default())
+        Asker::of(settings, Outages::default())
     }
 
     /// An asker with other settings. It knows of no leases and refusals.
     pub fn with(&self, change: impl FnOnce(&mut AskerSettings)) -> Asker {
         let mut settings = self.0.settings.clone();
         change(&mut settings);
-        Asker::of(settings, self.outages().announcer())
+        Asker::of(settings, self.outages().anew())
     }
 
     /// An asker with the same settings that decides in this process.
@@ -77,13 +77,13 @@ impl Asker {
         self.with(|settings| settings.redis = crate::MemoryLimiter::new().into())
     }
 
-    fn of(settings: AskerSettings, announcer: Announcer) -> Asker {
+    fn of(settings: AskerSettings, outages: Outages) -> Asker {
         let AskerSettings { redis, clock, remember } = &settings;
         let max_keys = const { NonZeroUsize::new(MAX_KEYS).expect("some keys") };
         let keys = Keys::new(*remember, max_keys, redis.is_cluster());
         let state = State { keys, ticker: None };
         let time = Time::of(clock.clone().or(redis.clock()));
-        let (state, outages, tasks) = (Mutex::new(state), Outages::new(announcer), watch::Sender::new(0));
+        let (state, tasks) = (Mutex::new(state), watch::Sender::new(0));
         Asker(Arc::new(Shared { settings, time, state, outages, tasks }))
     }
 

@@ -1,8 +1,8 @@
 //! A refusal that lasts: who is refused by a policy with [`block`](super::Policy::block) is refused for that long.
 
 use super::asker::Asker;
+use super::met::Asked;
 use super::policy::Policy;
-use super::visit::Asked;
 use crate::commands::{Algorithm, BLOCK, Quota, Verdict};
 use crate::keys::{Answer, Rules, Share, longest_wait};
 

@@ -9,8 +9,9 @@ use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 
-use super::answer::{Figures, Told, fields_of, seconds, violated};
-use super::visit::{Part, Visit, told};
+use super::answer::{Figures, fields_of, seconds, violated};
+use super::met::Met;
+use super::visit::Visit;
 
 /// What guards have decided for a request so far, and the figures of its policies.
 ///
@@ -22,7 +23,7 @@ pub struct Decision {
     pub(super) visit: Visit,
     /// `None` of a client that was named by its key.
     pub(super) head: Option<Arc<Parts>>,
-    pub(super) told: Vec<Told>,
+    pub(super) met: Vec<Met>,
     /// Whether a policy refuses, with the wait, if one helps.
     pub(super) refused: Option<Option<Duration>>,
     /// The name of the places of which none was free.
@@ -40,23 +41,13 @@ impl Decision {
     #[must_use]
     pub fn of(head: &Parts) -> Option<Decision> {
         let visit = head.extensions.get::<Visit>()?;
-        Some(Decision {
-            head: Some(Arc::new(head.clone())),
-            ..Decision::by(visit, &visit.parts(), &[], None)
-        })
+        let head = Some(Arc::new(head.clone()));
+        Some(Decision { head, ..Decision::by(visit, visit.met()) })
     }
 
-    /// What is decided by these parts, some of which came before a refusal.
-    pub(super) fn by(
-        visit: &Visit,
-        parts: &[Arc<Part>],
-        before: &[Arc<Part>],
-        full: Option<(String, Figures)>,
-    ) -> Decision {
-        let refused = parts.iter().filter(|part| !part.is_dry_run()).find_map(|part| part.limited());
-        let goes_back = (refused.is_some() || full.is_some()) && !visit.is_used();
-        let told = told(parts, before, goes_back);
-        Decision { visit: visit.clone(), head: None, told, refused, full }
+    /// What is known of a request that is not refused.
+    pub(super) fn by(visit: &Visit, met: Vec<Met>) -> Decision {
+        Decision { visit: visit.clone(), head: None, met, refused: None, full: None }
     }
 
     /// Whether a policy refuses. Those of a dry run never do.
@@ -80,8 +71,8 @@ impl Decision {
     /// The figures of each policy by its name, those of dry runs too. While Redis is away there are none.
     #[must_use]
     pub fn policies(&self) -> BTreeMap<String, Figures> {
-        let figures = |told: &Told| Some((told.policy.name().to_owned(), Figures::of(told.rows.clone())?));
-        self.told.iter().filter_map(figures).chain(self.full.clone()).collect()
+        let figures = |met: &Met| Some((met.asked.policy.name().to_owned(), Figures::of(met.rows.clone())?));
+        self.met.iter().filter_map(figures).chain(self.full.clone()).collect()
     }
 
     /// The status of an answer: 200, 429, or 403 if no wait helps.
@@ -97,14 +88,13 @@ impl Decision {
     /// The header fields of all policies, with `retry-after` if there is a wait. Empty if nothing was decided.
     #[must_use]
     pub fn fields(&self) -> HeaderMap {
-        let mut fields =
-            fields_of(&self.told, self.limited(), self.status() == StatusCode::TOO_MANY_REQUESTS);
+        let mut fields = fields_of(&self.met, self.limited(), self.status() == StatusCode::TOO_MANY_REQUESTS);
         fields.extend(self.retry_after().map(|wait| (RETRY_AFTER, seconds(wait).into())));
         fields
     }
 
     /// The names of what refuses, as problem details have them.
     pub(super) fn violated(&self) -> Vec<String> {
-        violated(&self.told).into_iter().chain(self.full.iter().map(|(name, _)| name.clone())).collect()
+        violated(&self.met).into_iter().chain(self.full.iter().map(|(name, _)| name.clone())).collect()
     }
 }

@@ -10,20 +10,21 @@ use http::Response;
 use http::request::Parts;
 use redis::{RedisError, RedisResult};
 
-use super::answer::{Fields, FieldsOn, Figures};
+use super::answer::Figures;
 use super::asker::{Asker, AskerSettings};
 use super::block::{block, show};
 use super::client::{UNKNOWN, client_address, peer, route};
 use super::decision::Decision;
+use super::met::{Asked, Client, Fields, FieldsOn, Met};
 use super::outages::Outage;
 use super::places::{Hold, Places};
 use super::policies::{Policies, Source, checked};
 use super::policy::{Key, KeyOf, Policy, check_name};
 use super::refusal::Refusal;
 use super::requester::{Costs, Requester};
-use super::visit::{Asked, Client, Part, Visit};
-use crate::commands::{Clock, Invalid, MAX_COST, Quota, Quotas, Verdict};
-use crate::keys::{Answer, Share};
+use super::visit::{Part, Visit};
+use crate::commands::{Clock, Invalid, MAX_COST, Quota, Quotas};
+use crate::keys::{Share, longest_wait};
 use crate::lines::{Redis, is_away, is_misused};
 use crate::locked;
 
@@ -268,7 +269,7 @@ impl Guard {
 
     /// What happens to requests while Redis is away.
     pub fn fail(self, fail: Fail) -> Guard {
-        self.asker.outages().tell_by(|announcer| announcer.is_local |= fail == Fail::Local);
+        self.asker.outages().limits_locally(fail == Fail::Local);
         self.with(|settings| settings.fail = Some(fail))
     }
 
@@ -279,7 +280,7 @@ impl Guard {
 
     /// Gets told when Redis, or a node of a cluster, is away from now on, and when it decides again. The log tells it too.
     pub fn on_outage(self, tell: impl Fn(Outage<'_>) + Send + Sync + 'static) -> Guard {
-        self.asker.outages().tell_by(|announcer| announcer.on_outage = Some(Arc::new(tell)));
+        self.asker.outages().tell_by(tell);
         self
     }
 
@@ -321,7 +322,7 @@ impl Guard {
     ) -> Result<Decision, Refusal> {
         let request = request.into();
         self.told(self.take_by(&request, &costs.into(), true).await)?;
-        Ok(decision(&request, &request.visit.parts()))
+        Ok(decision(&request, request.visit.met()))
     }
 
     async fn take_by(&self, request: &Requester<'_>, costs: &Costs, is_by_hand: bool) -> Result<(), Refusal> {
@@ -344,29 +345,21 @@ impl Guard {
 
     async fn peek_by(&self, request: &Requester<'_>) -> Result<Decision, Refusal> {
         let groups = self.groups(request, &Costs::default()).await?;
-        let shares: Vec<Share> = groups.iter().flatten().map(|asked| asked.share.clone()).collect();
+        let asked: Vec<Asked> = groups.into_iter().flatten().collect();
+        let shares: Vec<Share> = asked.iter().map(|asked| asked.share.clone()).collect();
         let looked = self.asker.peek(&shares).await;
-        let mut looked = self
-            .or_local(looked, groups.iter().flat_map(|asked| names(asked)), async |local| {
-                local.peek(&shares).await
-            })
-            .await?
-            .map(Vec::into_iter);
-        let parts: Vec<_> = groups
-            .into_iter()
-            .map(|asked| {
-                let answer = match &mut looked {
-                    Ok(looked) => {
-                        let mut rows: Vec<_> = looked.by_ref().take(asked.len()).collect();
-                        asked.iter().zip(&mut rows).for_each(|(asked, rows)| show(&asked.policy, rows));
-                        Ok(looked_at(rows))
-                    }
-                    Err(error) => Err(error.clone()),
-                };
-                Arc::new(Part::new(asked, None, answer, self.settings.shown))
-            })
-            .collect();
-        Ok(decision(request, &parts))
+        let local = async |local: &Asker| local.peek(&shares).await;
+        let looked = self.or_local(looked, names(&asked), local).await?;
+        let mut looked = looked.unwrap_or_default().into_iter();
+        let look = |asked: Asked| {
+            let mut rows = looked.next().unwrap_or_default();
+            show(&asked.policy, &mut rows);
+            Met { asked, rows, at: None, shown: self.settings.shown, spent: 0 }
+        };
+        let met: Vec<Met> = asked.into_iter().map(look).collect();
+        let enforced = met.iter().filter(|met| !met.asked.policy.is_dry_run());
+        let rows: Vec<_> = enforced.flat_map(|met| &met.rows).copied().collect();
+        Ok(Decision { refused: longest_wait(&rows), ..decision(request, met) })
     }
 
     /// Holds one of `n` places of the client of a request, until that is released or dropped: see [`Places`]. Its key is
@@ -384,7 +377,7 @@ impl Guard {
         check_name(name)?;
         let Some(client) = self.client(None, request)? else { return Ok(Hold::without_place()) };
         let key = self.stored(name, &client);
-        if request.visit.counts_in(&key) {
+        if request.visit.met().iter().any(|met| met.asked.share.key == key) {
             return Err(Refusal::misused(&format!(
                 "a policy counts in the key of the places {name:?}: rename one"
             )));
@@ -398,8 +391,8 @@ impl Guard {
             Ok(None) => {
                 let (limited, reset_after) = (true, self.places.ttl);
                 let figures = Figures { limited, limit: n, remaining: 0, retry_after: None, reset_after };
-                let (visit, taken) = (&request.visit, request.visit.parts());
-                let decision = Decision::by(visit, &taken, &taken, Some((name.to_owned(), figures)));
+                let (visit, full) = (&request.visit, Some((name.to_owned(), figures)));
+                let decision = Decision { full, ..Decision::by(visit, visit.decided_by(&[], true)) };
                 Err(self.refusal(request, decision))
             }
             Err(error) if self.settings.fail == Some(Fail::Closed) => Err(Refusal::away(error)),
@@ -532,7 +525,7 @@ impl Guard {
                 block(held.asker(), &asked, answer).await;
             }
             let error = answer.as_ref().err().cloned();
-            let part = Part::new(asked, Some(held), answer, self.settings.shown);
+            let part = Part { asked, shown: self.settings.shown, answer: Mutex::new(answer), held };
             away = away.or(error.filter(|_| !part.is_dry_run()));
             parts.push(Arc::new(part));
         }
@@ -542,14 +535,14 @@ impl Guard {
             return Err(Refusal::away(error));
         }
         if parts.iter().any(|part| part.limited().is_some()) {
-            let before = request.visit.parts();
-            let decision = Decision::by(&request.visit, &[&before[..], &parts].concat(), &before, None);
-            let is_limited = decision.limited();
-            if is_limited {
+            let refused = parts.iter().filter(|part| !part.is_dry_run()).find_map(|part| part.limited());
+            let met = request.visit.decided_by(&parts, refused.is_some());
+            let decision = Decision { refused, ..Decision::by(&request.visit, met) };
+            if refused.is_some() {
                 give_back();
             }
             let refusal = self.refusal(request, decision);
-            if is_limited {
+            if refused.is_some() {
                 return Err(refusal);
             }
         }
@@ -579,10 +572,11 @@ impl Guard {
         used: impl Into<Costs>,
     ) -> Result<(), Refusal> {
         let (visit, used) = (request.into().visit, used.into());
-        self.told(used.check(&visit.all_policies()).map_err(Refusal::from))?;
+        let policies: Vec<Policy> = visit.met().into_iter().map(|met| met.asked.policy).collect();
+        self.told(used.check(&policies).map_err(Refusal::from))?;
         let parts = visit.share_out(|name| used.of(name));
         // All are sent at once, so that none is left out if this future is dropped.
-        let settled: Vec<_> = parts.iter().map(|(part, used)| part.settle(used.clone())).collect();
+        let settled: Vec<_> = parts.iter().map(|(part, used)| visit.settle(part, used.clone())).collect();
         for (settled, (part, _)) in settled.into_iter().zip(&parts) {
             settled.await.unwrap_or_else(|error| self.settings.tell_failed(&error, names(&part.asked)));
         }
@@ -610,17 +604,8 @@ impl Guard {
     }
 }
 
-/// What these parts decide about a request.
-fn decision(request: &Requester<'_>, parts: &[Arc<Part>]) -> Decision {
+/// What is known of a request by these figures.
+fn decision(request: &Requester<'_>, met: Vec<Met>) -> Decision {
     let head = request.head.clone().map(|head| Arc::new(head.into_owned()));
-    Decision { head, ..Decision::by(&request.visit, parts, &[], None) }
-}
-
-/// The answer that a request would have got, by the rows of its shares.
-fn looked_at(rows: Vec<Vec<Verdict>>) -> Answer {
-    let figures = Figures::of(rows.concat());
-    let (limited, retry_after) =
-        figures.map_or((false, None), |figures| (figures.limited, figures.retry_after));
-    let taken = vec![0; rows.len()];
-    Answer { limited, retry_after, at: None, rows: rows.into_iter().map(Some).collect(), taken }
+    Decision { head, ..Decision::by(&request.visit, met) }
 }

@@ -13,6 +13,7 @@ mod decision;
 #[expect(clippy::module_inception, reason = "the folder is named after its main type")]
 mod guard;
 mod leases;
+mod met;
 mod outages;
 mod places;
 mod policies;
@@ -23,10 +24,11 @@ mod requester;
 mod visit;
 
 pub use self::{
-    answer::{Fields, FieldsOn, Figures},
+    answer::Figures,
     client::client_address,
     decision::Decision,
     guard::{Fail, Guard},
+    met::{Fields, FieldsOn},
     outages::Outage,
     policies::Policies,
     policy::Policy,

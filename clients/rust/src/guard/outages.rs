@@ -1,6 +1,7 @@
 //! Which nodes are away, and what the log and the hook are told of it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::locked;
 
 /// A node of a cluster; `None` is the only server, or a cluster whose slots are not known yet.
 pub(crate) type Node = Option<Address>;
-pub(crate) type OnOutage = dyn Fn(Outage<'_>) + Send + Sync;
+type OnOutage = dyn Fn(Outage<'_>) + Send + Sync;
 
 /// What [`on_outage`](crate::web::Guard::on_outage) is told: that Redis, or a node of a cluster, is away from now on, or decides
 /// again. Both have the error for which it counts as away.
@@ -28,23 +29,30 @@ pub enum Outage<'a> {
 /// A user has all rights again when no key was denied for so long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The nodes that are away now.
+/// The nodes that are away now, and how the log and the application learn of them.
 pub(crate) struct Outages {
     started: Instant,
     away: Mutex<HashMap<Node, (Away, RedisError)>>,
     /// The last error about a key that the user has no right to, and when it came. Other keys are decided meanwhile.
     denied: Mutex<Option<(Instant, RedisError)>>,
-    announcer: Mutex<Announcer>,
-}
-
-/// How the log and the application learn that a node is away.
-#[derive(Clone)]
-pub(crate) struct Announcer {
     /// That of whoever made the guard: in a test, a thread may have one of its own.
     subscriber: tracing::Dispatch,
     /// Whether this process limits while a node is away.
-    pub is_local: bool,
-    pub on_outage: Option<Arc<OnOutage>>,
+    is_local: AtomicBool,
+    on_outage: Mutex<Option<Arc<OnOutage>>>,
+}
+
+impl Default for Outages {
+    fn default() -> Outages {
+        Outages {
+            started: Instant::now(),
+            away: Mutex::default(),
+            denied: Mutex::default(),
+            subscriber: tracing::dispatcher::get_default(Clone::clone),
+            is_local: AtomicBool::default(),
+            on_outage: Mutex::default(),
+        }
+    }
 }
 
 /// Why a request is not asked, and whether a probe is sent in its place.
@@ -54,17 +62,22 @@ pub(crate) struct NotAsked {
 }
 
 impl Outages {
-    pub fn new(announcer: Announcer) -> Outages {
-        let (away, denied) = (Mutex::default(), Mutex::default());
-        Outages { started: Instant::now(), away, denied, announcer: Mutex::new(announcer) }
+    /// Those of other connections, told in the same way. None is away yet.
+    pub fn anew(&self) -> Outages {
+        Outages {
+            subscriber: self.subscriber.clone(),
+            is_local: self.is_local.load(Relaxed).into(),
+            on_outage: Mutex::new(locked(&self.on_outage).clone()),
+            ..Outages::default()
+        }
     }
 
-    pub fn announcer(&self) -> Announcer {
-        locked(&self.announcer).clone()
+    pub fn limits_locally(&self, is_local: bool) {
+        self.is_local.fetch_or(is_local, Relaxed);
     }
 
-    pub fn tell_by(&self, change: impl FnOnce(&mut Announcer)) {
-        change(&mut locked(&self.announcer));
+    pub fn tell_by(&self, tell: impl Fn(Outage<'_>) + Send + Sync + 'static) {
+        *locked(&self.on_outage) = Some(Arc::new(tell));
     }
 
     fn now(&self) -> u64 {
@@ -90,15 +103,15 @@ impl Outages {
             away.failed(self.now())
         };
         if is_news {
-            self.announcer().tell(node, Outage::Begun(why));
+            self.tell(node, Outage::Begun(why));
         }
     }
 
     /// Tells the hook that a key is not decided about, since the user has no right to it. The guard logs its name.
     pub fn denied(&self, why: &RedisError) {
         let known = locked(&self.denied).replace((Instant::now(), why.clone()));
-        if let (None, Some(tell)) = (known, self.announcer().on_outage) {
-            tell(Outage::Begun(why));
+        if known.is_none() {
+            self.call_hook(Outage::Begun(why));
         }
     }
 
@@ -107,7 +120,7 @@ impl Outages {
         let is_over = |(last, _): &mut (Instant, _)| last.elapsed() >= QUIET;
         let was_denied = locked(&self.denied).take_if(is_over);
         if let Some((_, why)) = was_denied {
-            self.announcer().tell(&None, Outage::Ended(&why));
+            self.tell(&None, Outage::Ended(&why));
         }
     }
 
@@ -123,7 +136,7 @@ impl Outages {
             _ => false,
         };
         if is_news {
-            self.announcer().log(node, Outage::Begun(why));
+            self.log(node, Outage::Begun(why));
         }
     }
 
@@ -146,28 +159,19 @@ impl Outages {
     pub fn back(&self, node: &Node) {
         let was_away = locked(&self.away).remove(node);
         if let Some((_, why)) = was_away {
-            self.announcer().tell(node, Outage::Ended(&why));
+            self.tell(node, Outage::Ended(&why));
         }
     }
-}
 
-impl Default for Announcer {
-    fn default() -> Announcer {
-        Announcer {
-            subscriber: tracing::dispatcher::get_default(Clone::clone),
-            is_local: false,
-            on_outage: None,
-        }
-    }
-}
-
-impl Announcer {
     /// Tells once that a node is away, and once that it is back.
     fn tell(&self, node: &Node, outage: Outage<'_>) {
         self.log(node, outage);
-        if let Some(tell) = &self.on_outage {
-            tell(outage);
-        }
+        self.call_hook(outage);
+    }
+
+    fn call_hook(&self, outage: Outage<'_>) {
+        let hook = locked(&self.on_outage).clone();
+        hook.iter().for_each(|tell| tell(outage));
     }
 
     fn log(&self, node: &Node, outage: Outage<'_>) {
@@ -175,7 +179,7 @@ impl Announcer {
         let line = match outage {
             Outage::Ended(_) => format!("{redis} decides again"),
             Outage::Begun(why) => {
-                let begins = if self.is_local { "limits are local: " } else { "" };
+                let begins = if self.is_local.load(Relaxed) { "limits are local: " } else { "" };
                 let help = known(why).map(|known| format!("{}: ", known.log));
                 // The server quotes the arguments of an unknown command. The key of a user is among them.
                 let said = why.to_string();

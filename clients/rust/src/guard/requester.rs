@@ -6,8 +6,9 @@ use http::request::Parts;
 
 use super::client::UNKNOWN;
 use super::decision::Decision;
+use super::met::Client;
 use super::policy::Policy;
-use super::visit::{Client, Visit};
+use super::visit::Visit;
 use crate::commands::Invalid;
 
 /// The request that a guard takes units for: its head, its [`Decision`], or the key of a client in place of the keys of

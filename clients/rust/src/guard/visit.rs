@@ -1,17 +1,18 @@
 //! What limits and handlers do for one request of a service.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::HeaderMap;
 use redis::RedisResult;
 
-use super::answer::{Fields, FieldsOn, Told, fields_of};
+use super::answer::fields_of;
 use super::asker::Held;
-use super::policy::Policy;
+use super::met::{Asked, Client, Fields, FieldsOn, Met};
 use crate::commands::{Invalid, MAX_COST};
-use crate::keys::{Answer, Share};
+use crate::keys::Answer;
 use crate::locked;
 
 /// A request of a service, with all that was taken for it. It is among the extensions of the request; clones are one visit.
@@ -25,12 +26,12 @@ pub(crate) struct Visit {
 /// What limits and handlers have taken for a request.
 #[derive(Default)]
 struct Taken {
+    /// The policies that have counted it, the outermost first.
+    met: Vec<Met>,
     /// By the limits before the handler, in this order.
     by_limits: Vec<Arc<Part>>,
     /// By the handler, the last.
     by_hand: VecDeque<Arc<Part>>,
-    /// The units that it took before, by policy. They stay counted, so that a long request stays small.
-    spent: BTreeMap<String, i64>,
     /// The guards whose middleware the request has passed, by what is theirs alone.
     passed: Vec<Arc<()>>,
     /// Whether a handler was granted units. They are used, so a later refusal gives back nothing.
@@ -49,65 +50,15 @@ impl Taken {
 /// What was used of the policies of a part, by their indices.
 type Used = Vec<(usize, i64)>;
 
-/// What a policy asks for.
-pub(crate) struct Asked {
-    pub policy: Policy,
-    pub client: Client,
-    pub share: Share,
-}
-
-impl Asked {
-    /// Why it cannot count a request besides another, if it is not the same.
-    fn differs_from(&self, known: &Asked) -> Option<String> {
-        let (name, known_name) = (self.policy.name(), known.policy.name());
-        let (rules, known_rules) = (&self.share.rules, &known.share.rules);
-        let has_rules = rules.algorithm == known_rules.algorithm && rules.quotas == known_rules.quotas;
-        match (name == known_name, self.share.key == known.share.key) {
-            (true, true) if has_rules => None,
-            (true, false) if has_rules => Some(format!("{name:?} counts a request in two keys")),
-            (true, _) => Some(format!("two policies of a request have the name {name:?}")),
-            (false, true) => {
-                Some(format!("{known_name:?} and {name:?} count a request in one key: rename one"))
-            }
-            (false, false) => None,
-        }
-    }
-}
-
 /// What one step has taken.
 pub(crate) struct Part {
     pub asked: Vec<Asked>,
-    /// Which header fields tell of it.
-    shown: (Fields, FieldsOn),
-    /// The units that it took of each policy at first.
-    took: Vec<i64>,
-    /// The last answer, and since when it is known.
-    answer: Mutex<(Instant, RedisResult<Answer>)>,
-    /// `None` if nothing was asked for.
-    held: Option<Held>,
-}
-
-/// Whose units are counted.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Client {
-    /// The key that a function of the request returned.
-    Key(String),
-    Address(String),
-    /// All clients together, under the key of the policy.
-    Everybody(String),
+    pub shown: (Fields, FieldsOn),
+    pub answer: Mutex<RedisResult<Answer>>,
+    pub held: Held,
 }
 
 impl Part {
-    pub fn new(
-        asked: Vec<Asked>,
-        held: Option<Held>,
-        answer: RedisResult<Answer>,
-        shown: (Fields, FieldsOn),
-    ) -> Part {
-        let took = answer.as_ref().map_or_else(|_| vec![0; asked.len()], |answer| answer.taken.clone());
-        Part { asked, shown, took, answer: Mutex::new((Instant::now(), answer)), held }
-    }
-
     pub fn is_dry_run(&self) -> bool {
         self.asked.iter().all(|asked| asked.policy.is_dry_run())
     }
@@ -115,31 +66,30 @@ impl Part {
     /// The wait, if it is limited.
     pub fn limited(&self) -> Option<Option<Duration>> {
         let answer = locked(&self.answer);
-        answer.1.as_ref().ok().filter(|answer| answer.limited).map(|answer| answer.retry_after)
-    }
-
-    /// Whether the request was refused. Then nothing is settled any more.
-    fn is_over(&self) -> bool {
-        self.held.as_ref().is_some_and(Held::gives_back)
+        answer.as_ref().ok().filter(|answer| answer.limited).map(|answer| answer.retry_after)
     }
 
     /// Gives back all that it took, since the request is refused.
     pub fn give_back(&self) {
-        self.held.as_ref().map(Held::give_back);
+        self.held.give_back();
     }
 
-    /// Corrects what was taken of the policies at these indices. Its commands are sent by this call.
-    pub fn settle(&self, used: Used) -> impl Future<Output = RedisResult<()>> {
-        let is_to_settle = !used.is_empty() && !self.is_over();
-        let settled = self.held.as_ref().filter(|_| is_to_settle).map(|held| held.settle(used));
-        async move {
-            let Some(settled) = settled else { return Ok(()) };
-            let settled = settled.await?;
-            let mut answer = locked(&self.answer);
-            if answer.1.as_ref().ok() != Some(&settled) {
-                *answer = (Instant::now(), Ok(settled));
+    /// Notes its policies, with the figures that are news.
+    fn note(&self, met: &mut Vec<Met>, before: Option<&Answer>) {
+        let answer = locked(&self.answer);
+        for (index, asked) in self.asked.iter().enumerate() {
+            let known = met.iter().position(|met| met.is_of(asked));
+            let known = known.unwrap_or_else(|| {
+                let asked = asked.clone();
+                met.push(Met { asked, rows: Vec::new(), at: None, shown: self.shown, spent: 0 });
+                met.len() - 1
+            });
+            let rows = |answer: &Answer| answer.rows[index].clone();
+            if let Ok(answer) = &*answer
+                && let Some(news) = rows(answer).filter(|_| rows(answer) != before.and_then(rows))
+            {
+                (met[known].rows, met[known].at, met[known].shown) = (news, answer.at, self.shown);
             }
-            Ok(())
         }
     }
 }
@@ -150,20 +100,38 @@ impl Visit {
         Visit { taken: Arc::default(), client }
     }
 
-    /// All that was taken, in this order.
-    pub fn parts(&self) -> Vec<Arc<Part>> {
-        locked(&self.taken).parts().cloned().collect()
+    /// The policies that have counted the request, and their newest figures.
+    pub fn met(&self) -> Vec<Met> {
+        locked(&self.taken).met.clone()
     }
 
-    /// Whether a handler was granted units.
-    pub fn is_used(&self) -> bool {
-        locked(&self.taken).is_used
+    /// The same once these parts have decided. If that is a refusal, what goes back counts as left.
+    ///
+    /// Dry runs that came before do not say that they would have refused: a hook was told of them.
+    pub fn decided_by(&self, parts: &[Arc<Part>], is_refusal: bool) -> Vec<Met> {
+        let taken = locked(&self.taken);
+        let mut met = taken.met.clone();
+        met.iter_mut().flat_map(|met| &mut met.rows).for_each(|row| row.limited = false);
+        parts.iter().for_each(|part| part.note(&mut met, None));
+        let before = taken.parts().filter(|_| !taken.is_used);
+        for part in before.chain(parts).filter(|_| is_refusal) {
+            let Ok(answer) = &*locked(&part.answer) else { continue };
+            for (asked, units) in part.asked.iter().zip(&answer.taken) {
+                let rows = met.iter_mut().filter(|met| met.is_of(asked)).flat_map(|met| &mut met.rows);
+                let back = units.max(&0).unsigned_abs();
+                rows.for_each(|row| row.remaining = (row.remaining + back).min(row.limit));
+            }
+        }
+        met
     }
 
     /// Adds what was taken for a request that goes on, so that it is not given back.
     pub fn add(&self, parts: Vec<Arc<Part>>, is_by_hand: bool) {
-        parts.iter().for_each(|part| _ = part.held.as_ref().map(Held::keep));
         let taken = &mut *locked(&self.taken);
+        for part in &parts {
+            part.held.keep();
+            part.note(&mut taken.met, None);
+        }
         if !is_by_hand {
             taken.by_limits.extend(parts);
             return;
@@ -173,28 +141,25 @@ impl Visit {
         while taken.by_hand.len() > SETTLED
             && let Some(spent) = taken.by_hand.pop_front()
         {
-            for (asked, units) in spent.asked.iter().zip(&spent.took) {
-                *taken.spent.entry(asked.policy.name().to_owned()).or_default() += units;
+            let Ok(answer) = &*locked(&spent.answer) else { continue };
+            for (asked, units) in spent.asked.iter().zip(&answer.taken) {
+                let met = taken.met.iter_mut().filter(|met| met.is_of(asked));
+                met.for_each(|met| met.spent += units);
             }
         }
     }
 
     /// Refuses a policy that has the name or the key of another one. The same may be met again.
     pub fn meet<'a>(&self, asked: impl IntoIterator<Item = &'a Asked>) -> Result<(), Invalid> {
-        let (parts, mut met) = (self.parts(), Vec::new());
+        let before = self.met();
+        let mut known: Vec<&Asked> = before.iter().map(|met| &met.asked).collect();
         for new in asked {
-            let mut known = parts.iter().flat_map(|part| &part.asked).chain(met.iter().copied());
-            if let Some(why) = known.find_map(|known| new.differs_from(known)) {
+            if let Some(why) = known.iter().find_map(|known| new.differs_from(known)) {
                 return Err(Invalid::new(why));
             }
-            met.push(new);
+            known.push(new);
         }
         Ok(())
-    }
-
-    /// Whether a policy counts the request in this key.
-    pub fn counts_in(&self, key: &[u8]) -> bool {
-        self.parts().iter().flat_map(|part| &part.asked).any(|asked| *asked.share.key == *key)
     }
 
     /// Notes that the request passes the middleware of a guard. It may do so once.
@@ -209,32 +174,20 @@ impl Visit {
         Ok(())
     }
 
-    /// The policies that took something for the request, each once.
-    pub fn all_policies(&self) -> Vec<Policy> {
-        let mut all: Vec<Policy> = Vec::new();
-        for Asked { policy, .. } in self.parts().iter().flat_map(|part| &part.asked) {
-            if all.iter().all(|known| known.name() != policy.name()) {
-                all.push(policy.clone());
-            }
-        }
-        all
-    }
-
     /// What was used by each part, as units of its policies by index. Of what a policy took several times, the oldest is used
     /// first, and the newest has the rest.
     pub fn share_out(&self, used: impl Fn(&str) -> Option<i64>) -> Vec<(Arc<Part>, Used)> {
-        let mut shared: Vec<_> = self.parts().into_iter().map(|part| (part, Vec::new())).collect();
-        for policy in self.all_policies() {
-            let spent = locked(&self.taken).spent.get(policy.name()).copied().unwrap_or_default();
-            let units = used(policy.name()).map(|units| (units.min(MAX_COST) - spent).max(0));
-            let Some(mut units) = units else { continue };
-            let is_of = |asked: &Asked| asked.policy.name() == policy.name();
-            let index = |part: &Part| part.asked.iter().position(is_of);
+        let taken = locked(&self.taken);
+        let mut shared: Vec<_> = taken.parts().map(|part| (part.clone(), Vec::new())).collect();
+        for met in &taken.met {
+            let Some(used_of_it) = used(met.asked.policy.name()) else { continue };
+            let mut units = (used_of_it.min(MAX_COST) - met.spent).max(0);
+            let index = |part: &Part| part.asked.iter().position(|asked| met.is_of(asked));
             let mut parts: Vec<_> =
                 shared.iter_mut().filter_map(|(part, used)| Some((index(part)?, part, used))).collect();
             let newest = parts.pop();
             for (index, part, used) in parts {
-                let part = units.min(part.took[index]);
+                let part = units.min(part.asked[index].share.cost);
                 used.push((index, part));
                 units -= part;
             }
@@ -243,12 +196,24 @@ impl Visit {
         shared
     }
 
+    /// Corrects what a part took of the policies at these indices, unless it went back. Its commands are sent by this call.
+    pub fn settle(&self, part: &Part, used: Used) -> impl Future<Output = RedisResult<()>> {
+        let is_to_settle = !used.is_empty() && !part.held.gives_back();
+        let settled = is_to_settle.then(|| part.held.settle(used));
+        async move {
+            let Some(settled) = settled else { return Ok(()) };
+            let settled = settled.await?;
+            let before = mem::replace(&mut *locked(&part.answer), Ok(settled));
+            part.note(&mut locked(&self.taken).met, before.as_ref().ok());
+            Ok(())
+        }
+    }
+
     /// Whose units the limits further out have counted, apart from limits for everybody. Else another client.
     pub fn client_or(&self, other: impl FnOnce() -> Client) -> Result<Client, Invalid> {
-        let parts = self.parts();
-        let enforced = parts.iter().filter(|part| !part.is_dry_run());
-        let mut clients: Vec<&Client> =
-            enforced.flat_map(|part| &part.asked).map(|asked| &asked.client).collect();
+        let met = self.met();
+        let enforced = met.iter().filter(|met| !met.asked.policy.is_dry_run());
+        let mut clients: Vec<&Client> = enforced.map(|met| &met.asked.client).collect();
         clients.retain(|client| !matches!(client, Client::Everybody(_)));
         clients.dedup();
         match clients[..] {
@@ -261,43 +226,15 @@ impl Visit {
     /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back, unless a
     /// handler has used it. Returns the header fields to add.
     pub fn end(&self, is_refused: bool, has_fields: bool) -> HeaderMap {
-        let parts = self.parts();
-        if is_refused && !self.is_used() {
-            parts.iter().for_each(|part| part.give_back());
+        if is_refused {
+            let taken = locked(&self.taken);
+            taken.parts().filter(|_| !taken.is_used).for_each(|part| part.give_back());
         }
         // The fields of a refusal by a limit tell of all policies already.
         if is_refused && has_fields {
             return HeaderMap::new();
         }
-        fields_of(&told(&parts, &[], false), is_refused, is_refused)
+        let met = if is_refused { self.decided_by(&[], true) } else { self.met() };
+        fields_of(&met, is_refused, is_refused)
     }
-}
-
-/// The newest figures of each policy of some parts, the outermost first. What goes back counts as left.
-///
-/// Dry runs that came `before` a refusal do not say that they would have refused: a hook was told of them.
-pub(super) fn told(parts: &[Arc<Part>], before: &[Arc<Part>], all_goes_back: bool) -> Vec<Told> {
-    let mut all: Vec<Told> = Vec::new();
-    for part in parts {
-        let (since, Ok(answer)) = locked(&part.answer).clone() else { continue };
-        let goes_back = all_goes_back || part.is_over();
-        for (asked, (rows, taken)) in part.asked.iter().zip(answer.rows.into_iter().zip(answer.taken)) {
-            let Some(mut rows) = rows else { continue };
-            if before.iter().any(|known| Arc::ptr_eq(known, part)) {
-                rows.iter_mut().for_each(|row| row.limited = false);
-            }
-            let back = if goes_back { taken.max(0).unsigned_abs() } else { 0 };
-            let told =
-                Told { policy: asked.policy.clone(), rows, since, back, shown: part.shown, at: answer.at };
-            match all.iter_mut().find(|known| known.policy.name() == told.policy.name()) {
-                None => all.push(told),
-                Some(known) if since < known.since => known.back += back,
-                Some(known) => *known = Told { back: back + known.back, ..told },
-            }
-        }
-    }
-    for Told { rows, back, .. } in &mut all {
-        rows.iter_mut().for_each(|row| row.remaining = (row.remaining + *back).min(row.limit));
-    }
-    all
 }
