@@ -5,14 +5,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, UNIX_EPOCH};
 
-use redis::{RedisResult, Value};
+use redis::RedisResult;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::asker::{Asker, Held};
 use super::queues::Queues;
-use crate::commands::{Algorithm, Clock, MAX_WINDOW, Quota, Verdict, explained};
+use crate::commands::{Algorithm, Clock, MAX_WINDOW, Quota, Verdict};
 use crate::keys::turns::{Says, Turn, Turns};
 use crate::keys::{Command, Rules, Share};
 use crate::lines::{ENDED, Redis, io_error, own_runtime};
@@ -56,7 +56,7 @@ impl Acquire {
     /// A limiter that waits without end.
     pub fn new(client: impl Into<Redis>, algorithm: Algorithm, quotas: impl AsRef<[Quota]>) -> Acquire {
         let quotas = quotas.as_ref().to_vec();
-        let rules = Arc::new(Rules { algorithm, quotas, ttl: Duration::ZERO, units: 0 });
+        let rules = Rules::new(algorithm, quotas);
         let (asker, turns, queues) = (Asker::new(client.into()), Arc::default(), Arc::default());
         Acquire { rules, timeout: None, sleep: None, asker, turns, queues }
     }
@@ -300,8 +300,7 @@ impl BucketQueue {
     }
 
     async fn send(&self, command: Command) -> RedisResult<Verdict> {
-        let reply = self.asker.ask(&command).await.and_then(|reply: Value| command.read(reply));
-        reply.map(|verdicts| verdicts.rows[0]).map_err(explained)
+        Ok(self.asker.ask(&command).await?.rows[0])
     }
 
     /// Gives turns back, one after another and the last first: what stands in front of another cannot go back.

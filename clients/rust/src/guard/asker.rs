@@ -140,10 +140,7 @@ impl Asker {
             let rules = Rules { quotas: vec![quota], ..Rules::clone(&share.rules) };
             let command = Command::peek(Share { rules: rules.into(), ..share.clone() });
             let asker = self.clone();
-            async move {
-                let reply = asker.ask(&command).await.and_then(|reply| command.read(reply));
-                reply.map(|verdicts| verdicts.rows[0]).map_err(explained)
-            }
+            async move { Ok(asker.ask(&command).await?.rows[0]) }
         };
         let quotas =
             shares.iter().flat_map(|share| share.rules.quotas.iter().map(move |quota| (share, *quota)));
@@ -237,17 +234,20 @@ impl Asker {
         }
     }
 
-    /// The reply to a command. While its node is away this fails at once, and a probe may be sent in its place.
-    pub async fn ask(&self, command: &Command) -> RedisResult<Value> {
+    /// What a command decides. While its node is away this fails at once, and a probe may be sent in its place.
+    pub async fn ask(&self, command: &Command) -> RedisResult<Verdicts> {
+        let reply = self.ask_node(command).await.and_then(|reply| command.read(reply));
+        reply.map_err(explained)
+    }
+
+    async fn ask_node(&self, command: &Command) -> RedisResult<Value> {
         self.may_ask(&None, command)?;
         let node = self.redis().node(command.first_key()).await;
         let node = node.inspect_err(|error| self.failed(&None, error))?;
         self.may_ask(&node, command)?;
-        let reply = self.reply(command).await.inspect_err(|error| self.failed(&node, error));
-        if reply.is_ok() {
-            self.outages().decided();
-        }
-        reply
+        let reply = self.reply(command).await.inspect_err(|error| self.failed(&node, error))?;
+        self.outages().decided();
+        Ok(reply)
     }
 
     fn failed(&self, node: &Node, error: &RedisError) {
@@ -399,8 +399,7 @@ struct InFlight {
 impl InFlight {
     async fn send(mut self) {
         let reply = self.asker.ask(&self.command).await;
-        let reply = reply.and_then(|reply| self.command.read(reply));
-        self.replied(reply.map_err(explained));
+        self.replied(reply);
     }
 
     fn replied(&mut self, reply: Result<Verdicts, RedisError>) {

@@ -529,7 +529,7 @@ impl Guard {
             away = away.or(error.filter(|_| !part.is_dry_run()));
             parts.push(Arc::new(part));
         }
-        let give_back = || parts.iter().for_each(|part| part.give_back());
+        let give_back = || parts.iter().for_each(|part| _ = part.held.give_back());
         if let Some(error) = away.filter(|_| self.settings.fail == Some(Fail::Closed)) {
             give_back();
             return Err(Refusal::away(error));

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use redis::RedisResult;
@@ -32,11 +32,7 @@ const PAUSE_MS: (u64, u64) = (20, 40);
 /// One who waits behind others looks so often for each of them, since the first may be a future that its owner leaves alone.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 
-/// A process whose mark is younger than the window waits. The mark is made anew after half of that.
-static MARK: LazyLock<Arc<Rules>> = LazyLock::new(|| {
-    let quotas = vec![Quota::per_second(1_000_000)];
-    Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
-});
+/// A process whose mark is younger than this waits. The mark is made anew after half of that.
 const MARK_MS: u64 = 1000;
 
 /// Limits how many blocks of code are at work at once, in all processes that ask the same Redis.
@@ -128,7 +124,9 @@ impl Places {
             &share,
             |_| true,
             || {
-                let mark = Share { key: mark.into(), rules: MARK.clone(), cost: 1 };
+                let quotas = vec![Quota::new(1_000_000, Duration::from_millis(MARK_MS))];
+                let rules = Rules::new(Algorithm::Log, quotas);
+                let mark = Share { key: mark.into(), rules, cost: 1 };
                 Queue { mark, polls: Semaphore::new(1), freed: Notify::new(), state: Mutex::default() }
             },
         );
@@ -223,8 +221,7 @@ impl Places {
     }
 
     fn rules(&self, n: u64) -> Arc<Rules> {
-        let quotas = vec![Quota::new(n, self.ttl)];
-        Arc::new(Rules { algorithm: Algorithm::Log, quotas, ttl: Duration::ZERO, units: 0 })
+        Rules::new(Algorithm::Log, vec![Quota::new(n, self.ttl)])
     }
 
     fn now(&self) -> u64 {

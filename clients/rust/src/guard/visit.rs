@@ -69,11 +69,6 @@ impl Part {
         answer.as_ref().ok().filter(|answer| answer.limited).map(|answer| answer.retry_after)
     }
 
-    /// Gives back all that it took, since the request is refused.
-    pub fn give_back(&self) {
-        self.held.give_back();
-    }
-
     /// Notes its policies, with the figures that are news.
     fn note(&self, met: &mut Vec<Met>, before: Option<&Answer>) {
         let answer = locked(&self.answer);
@@ -151,8 +146,8 @@ impl Visit {
 
     /// Refuses a policy that has the name or the key of another one. The same may be met again.
     pub fn meet<'a>(&self, asked: impl IntoIterator<Item = &'a Asked>) -> Result<(), Invalid> {
-        let before = self.met();
-        let mut known: Vec<&Asked> = before.iter().map(|met| &met.asked).collect();
+        let taken = locked(&self.taken);
+        let mut known: Vec<&Asked> = taken.met.iter().map(|met| &met.asked).collect();
         for new in asked {
             if let Some(why) = known.iter().find_map(|known| new.differs_from(known)) {
                 return Err(Invalid::new(why));
@@ -211,8 +206,8 @@ impl Visit {
 
     /// Whose units the limits further out have counted, apart from limits for everybody. Else another client.
     pub fn client_or(&self, other: impl FnOnce() -> Client) -> Result<Client, Invalid> {
-        let met = self.met();
-        let enforced = met.iter().filter(|met| !met.asked.policy.is_dry_run());
+        let taken = locked(&self.taken);
+        let enforced = taken.met.iter().filter(|met| !met.asked.policy.is_dry_run());
         let mut clients: Vec<&Client> = enforced.map(|met| &met.asked.client).collect();
         clients.retain(|client| !matches!(client, Client::Everybody(_)));
         clients.dedup();
@@ -226,15 +221,13 @@ impl Visit {
     /// Ends the request when its answer leaves the outermost limit. If that is a refusal, what was taken goes back, unless a
     /// handler has used it. Returns the header fields to add.
     pub fn end(&self, is_refused: bool, has_fields: bool) -> HeaderMap {
-        if is_refused {
-            let taken = locked(&self.taken);
-            taken.parts().filter(|_| !taken.is_used).for_each(|part| part.give_back());
+        if !is_refused {
+            return fields_of(&locked(&self.taken).met, false, false);
         }
+        let taken = locked(&self.taken);
+        taken.parts().filter(|_| !taken.is_used).for_each(|part| _ = part.held.give_back());
+        drop(taken);
         // The fields of a refusal by a limit tell of all policies already.
-        if is_refused && has_fields {
-            return HeaderMap::new();
-        }
-        let met = if is_refused { self.decided_by(&[], true) } else { self.met() };
-        fields_of(&met, is_refused, is_refused)
+        if has_fields { HeaderMap::new() } else { fields_of(&self.decided_by(&[], true), true, true) }
     }
 }

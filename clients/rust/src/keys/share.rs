@@ -17,6 +17,11 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Rules without leases.
+    pub(crate) fn new(algorithm: Algorithm, quotas: Vec<Quota>) -> Arc<Rules> {
+        Arc::new(Rules { algorithm, quotas, ttl: Duration::ZERO, units: 0 })
+    }
+
     pub(super) fn ttl(&self) -> Duration {
         let longest = self.quotas.iter().map(|quota| quota.window / 20).min().unwrap_or_default();
         Duration::from_millis(self.ttl.min(longest).as_millis() as u64)
