@@ -48,7 +48,7 @@ async fn who_is_refused_is_refused_until_the_block_ends_and_trying_makes_it_no_l
     clock.advance(MINUTES + Duration::from_secs(1));
     let again = guard.take("bob", ()).await.expect_err("a refusal");
     assert_eq!(again.retry_after(), Some(Duration::from_secs(539)));
-    let Figures { limit, remaining, .. } = again.policies()["login"];
+    let Figures { limit, remaining, .. } = again.decision().expect("a decision").policies()["login"];
     assert_eq!((limit, remaining), (2, 0));
     assert_eq!(guard.peek("bob").await.expect("figures").retry_after(), again.retry_after());
     assert_eq!(*told.lock().expect("a number"), 2);

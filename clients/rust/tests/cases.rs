@@ -532,8 +532,8 @@ async fn every_case_of_http_is_answered_with_its_status_its_fields_and_its_body(
                 (decided, taken.policies(), taken.status().as_u16(), taken.fields(), Json::Null)
             }
             Err(refusal) => {
-                let decided = (refusal.limited(), refusal.retry_after());
-                let policies = refusal.policies();
+                let decided = (refusal.decision().is_some(), refusal.retry_after());
+                let policies = refusal.decision().map(|decision| decision.policies()).unwrap_or_default();
                 let response = Response::<String>::from(refusal);
                 let body = serde_json::from_str(response.body()).expect("JSON");
                 assert_eq!(response.headers()["content-type"], "application/problem+json");

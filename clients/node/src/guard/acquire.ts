@@ -97,12 +97,10 @@ async function inLine(queue: Queue, waiter: Waiter, share: Share): Promise<Verdi
   }
 }
 
-/** A turn, and the verdict that told it. */
 interface ToldTurn extends Turn {
   readonly verdict: Verdict;
 }
 
-/** One who waits for its turn. */
 interface Asked {
   readonly sleep: WaitOptions["sleep"];
   readonly serve: (verdict: Verdict) => void;
@@ -165,7 +163,6 @@ class BucketQueue {
     });
   }
 
-  /** Does what `Turns` says. */
   #follow({ served, back }: Says<Asked, ToldTurn>): void {
     for (const [{ serve }, { verdict }] of served) serve({ ...verdict, retryAfterMs: null });
     for (const turn of back) this.#giveBack(turn);

@@ -116,7 +116,6 @@ export class Asker {
     });
   }
 
-  /** Decides on a request, and calls `told` with the answer. */
   ask(request: Request, told: (answer: Answer | Error) => void): void {
     request.told = told;
     try {
@@ -184,7 +183,6 @@ export class Asker {
     await this.within(new Promise<void>((resolve) => this.#onIdle.push(resolve)));
   }
 
-  /** Waits for this, but no longer than the timeout. */
   async within(done: Promise<unknown>): Promise<void> {
     await this.sender.ticks.within(done).catch(() => undefined);
   }

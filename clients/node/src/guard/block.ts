@@ -12,6 +12,8 @@ export interface Part {
   asker: Asker;
   readonly shares: readonly PolicyShare[];
   asked: Request;
+  /** What was decided; undefined until it is. */
+  answer?: Answer | Error;
 }
 
 /** Blocks whom policies refuse by their own quotas, and changes the answer to what follows. */

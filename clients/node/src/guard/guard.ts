@@ -48,7 +48,6 @@ export type { Decision, Fields, Figures, Problem, Reply } from "./fields.js";
 export type { Hold } from "./hold.js";
 export type { Choose, Costs, KeyOf, Policies, Policy } from "./policy.js";
 
-/** Options for all limits of a service. */
 export interface GuardOptions<R> extends ClockOption {
   /** The key of policies without one of their own: whose quotas they are. The client's address if left out. */
   key?: KeyOf<R> | undefined;
@@ -127,7 +126,6 @@ interface Visit {
   readonly limits: object[];
   /** Whether a handler was granted units. These were used, so a later refusal gives back nothing but its own. */
   isUsed: boolean;
-  /** Whether the latest decision does not allow it. */
   isRefused: boolean;
 }
 
@@ -141,7 +139,6 @@ const MEANWHILE = {
 /** Of so many takes a handler can settle what was used. A socket may take for days: all would fill the memory. */
 const SETTLED_PARTS = 100;
 
-/** The property of a request that holds its visit. */
 const VISIT = Symbol("visit");
 
 interface Visiting {
@@ -428,34 +425,33 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     const told = visit.response as S | undefined;
     if (this.framework.isGone(request, told)) return this.#closed(visit, []);
     const parts = this.#partsOf(visit, shares);
-    let all = await decide(parts);
+    await decide(parts);
     if (this.#local !== undefined) {
-      const error = all.find(isError);
-      if (error !== undefined) all = await this.#decideLocally(this.#local, parts, error);
+      const error = parts.map(({ answer }) => answer).find(isError);
+      if (error !== undefined) await this.#decideLocally(this.#local, parts, error);
     }
-    for (let i = 0; i < parts.length; i++) {
-      const [part, answer] = [parts[i] as Part, all[i] as Answer | Error];
-      if (!isError(answer) && answer.limited) await block(part, answer);
+    for (const part of parts) {
+      const { answer } = part;
+      if (!isError(answer) && answer?.limited) await block(part, answer);
       note(visit, part);
     }
     if (this.framework.isGone(request, told)) return this.#closed(visit, parts);
-    const decided = all[0] as Answer | Error;
     let isTold = false;
-    for (let i = 0; i < all.length; i++) {
-      const each = all[i] as Answer | Error;
-      if (isError(each)) this.#failed(each, namesOf(parts[i]?.shares ?? []));
-      else isTold ||= each.limited;
+    for (const { answer, shares } of parts) {
+      if (isError(answer)) this.#failed(answer, namesOf(shares));
+      else isTold ||= answer?.limited === true;
     }
+    const decided = parts[0]?.answer;
     if (isError(decided) && this.#options.fail === "closed") return this.#closed(visit, parts);
     if (!isTold) {
       this.#passes(visit, isBefore);
       return undefined;
     }
-    const isLimited = !isError(decided) && decided.limited;
-    if (isLimited) giveBack(visit, parts);
-    const decision = decisionOf(visit.met, isLimited ? decided : PASSES);
+    const refused = !isError(decided) && decided?.limited ? decided : undefined;
+    if (refused) giveBack(visit, parts);
+    const decision = decisionOf(visit.met, refused);
     for (const { shares } of parts) for (const share of shares) forgetRefusal(metOf(visit, share));
-    if (isLimited) return this.#refused(request, visit, decision);
+    if (refused) return this.#refused(request, visit, decision);
     this.#passes(visit, isBefore);
     await this.#options.onLimited?.(request, decision);
     return decision;
@@ -476,8 +472,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     return asked.map((shares) => ({ asker: this.#asker, shares, asked: new Asked(shares) }));
   }
 
-  /** Decides in this process what Redis could not decide. */
-  #decideLocally(asker: Asker, parts: readonly Part[], error: Error): Promise<(Answer | Error)[]> {
+  #decideLocally(asker: Asker, parts: readonly Part[], error: Error): Promise<void> {
     this.#failed(error, namesOf(parts.flatMap(({ shares }) => shares)));
     for (const { asker, asked } of parts) void asker.giveBack(asked);
     for (const part of parts) Object.assign(part, { asker, asked: new Asked(part.shares) });
@@ -527,30 +522,27 @@ function namesOf(shares: readonly PolicyShare[]): string[] {
 }
 
 /**
- * Asks for all parts at once, and resolves to the decision on each, or the reason why there is none. A mistake of the
- * program, such as a clock that throws, rejects instead: it must not be taken for an outage.
+ * Asks for all parts at once, and resolves when each is decided, or cannot be. A mistake of the program, such as a clock
+ * that throws, rejects instead: it must not be taken for an outage.
  */
-function decide(parts: readonly Part[]): Promise<(Answer | Error)[]> {
+function decide(parts: readonly Part[]): Promise<void> {
   return new Promise((resolve, reject) => {
-    const all: (Answer | Error)[] = [];
     let missing = parts.length;
-    parts.forEach(({ asker, asked }, i) => {
-      asker.ask(asked, (answer) => {
-        all[i] = answer;
+    for (const part of parts)
+      part.asker.ask(part.asked, (answer) => {
+        part.answer = answer;
         if (--missing > 0) return;
-        const mistake = all.find(isMistake);
+        const mistake = parts.map(({ answer }) => answer).find(isMistake);
         if (mistake === undefined) {
-          resolve(all);
+          resolve();
           return;
         }
         for (const { asker, asked } of parts) void asker.giveBack(asked);
         reject(mistake);
       });
-    });
   });
 }
 
-/** The decision with a response of its own. */
 function answered(decision: Decision, { status, fields, body }: Reply): Decision {
   const type = typeof body === "object" ? "application/json" : "text/plain; charset=utf-8";
   return {

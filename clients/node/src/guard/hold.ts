@@ -81,7 +81,6 @@ export async function hold<T>(
   });
 }
 
-/** Takes a place, and holds it during the work, if there is any. */
 export async function during<P extends Hold, O, T>(
   given: O | Work<P, T> | undefined,
   last: Work<P, T> | undefined,
@@ -170,7 +169,6 @@ class PlaceQueue extends Queue {
     super(() => this.#unmark());
   }
 
-  /** Asks for a place, which may be refused. */
   async take({ signal, onLate }: HoldOptions): Promise<HeldPlace> {
     const { asker } = this.places;
     const { limit, taking, rulesOf } = this.wanted;
@@ -235,7 +233,6 @@ class PlaceQueue extends Queue {
   }
 }
 
-/** The places that are held through one asker. They share a timer. */
 export class Places {
   /** Those that are held through one client by one clock. */
   static readonly of = forEach(
@@ -361,7 +358,6 @@ class HeldPlace implements Hold {
     this.#follow(this.place.happens(event, this.places.asker.nowMs(), at));
   }
 
-  /** Does what `Place` says. */
   #follow(says: readonly Says[]): void {
     for (const say of says) {
       if (say === "take") this.#ask(this.queue.wanted.rulesOf(MAX_LIMIT));

@@ -24,10 +24,8 @@ const MAX_ROWS = 64;
 /** Returns whose quotas a request uses. Undefined or null: the request is not limited. */
 export type KeyOf<R> = (request: R) => MaybePromise<string | number | undefined | null>;
 
-/** Units that a request takes. */
 export type Cost<R> = number | ((request: R) => MaybePromise<number>);
 
-/** What a client may use. */
 export interface Policy<R = unknown> {
   /** The limits. All must allow a request, or it is counted in none. */
   quotas: Quotas;
@@ -77,12 +75,10 @@ export interface PolicyShare extends Share {
   readonly who: string | undefined;
 }
 
-/** A policy whose options were checked. */
 class CheckedPolicy<R> {
   readonly name: string;
   readonly items: readonly Item[];
   readonly dryRun: boolean;
-  /** Whether answers tell its figures. */
   readonly isShown: boolean;
   readonly shown: Shown;
   readonly blockMs: number | undefined;
@@ -126,7 +122,6 @@ class CheckedPolicy<R> {
     this.shown = shown;
   }
 
-  /** How many rows it asks for. */
   get rows(): number {
     return this.#rules.quotas.length;
   }

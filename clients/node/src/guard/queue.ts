@@ -19,7 +19,6 @@ export class Waiter {
 
   constructor(
     readonly asker: Asker,
-    /** When it gives up. */
     readonly endMs: number,
     readonly options: WaitOptions,
   ) {}

@@ -51,7 +51,6 @@ export class Keys {
     return rows && tightest(rows);
   }
 
-  /** Starts a request. */
   take(nowMs: number, request: Request): Step {
     const step = new Step();
     const { shares } = request;
@@ -314,7 +313,6 @@ export class Keys {
     if (at !== undefined) this.forget(share);
   }
 
-  /** Forgets the refusal of a key, which may be over because units were given back. */
   forget(share: Share): void {
     const key = this.#peek(share);
     if (key !== undefined) key.refusal = undefined;
@@ -417,7 +415,6 @@ export class Keys {
     this.forget(share);
   }
 
-  /** Gives back the leases that have ended by now. */
   tick(nowMs: number): Step {
     const step = new Step();
     const later = this.#ends.findIndex(({ lease }) => lease.endsMs > nowMs);
@@ -427,7 +424,6 @@ export class Keys {
     return step;
   }
 
-  /** When the next lease ends, if there is one. */
   get nextTickMs(): number | undefined {
     return this.#ends[0]?.lease.endsMs;
   }

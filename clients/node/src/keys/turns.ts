@@ -72,7 +72,6 @@ export class Turns<W, T extends Turn> {
     return this.tick(nowMs);
   }
 
-  /** Time has passed. */
   tick(nowMs: number): Says<W, T> {
     const says: Says<W, T> = { served: [], back: [] };
     const giveBack = (turn: T) => {
@@ -92,7 +91,6 @@ export class Turns<W, T extends Turn> {
     return says;
   }
 
-  /** When the next tick is due. */
   get dueMs(): number {
     return this.#turns[0]?.dueMs ?? Infinity;
   }

@@ -23,7 +23,6 @@ const CLOSED_POLL_MS = 100;
 const QUIET_MS = PROBE_MS;
 const TURNS = 3;
 
-/** A command, and what to call with its reply. */
 interface Asked {
   readonly words: Words;
   readonly resolve: (reply: unknown) => void;
@@ -40,7 +39,6 @@ class Carrier {
   /** Whether it was open, and whether commands are written at once. */
   #isUp = false;
   #writes = false;
-  /** Commands that have not been written. */
   #unsent: Asked[] = [];
   /** When a command was last asked, in Unix milliseconds: a clock that goes on while the machine is frozen. */
   #askedMs = wallMs();
@@ -147,7 +145,6 @@ class Carrier {
 interface Node {
   carrier?: Carrier | undefined;
   openedMs: number;
-  /** Why the last connection ended. */
   lost?: Error;
 }
 

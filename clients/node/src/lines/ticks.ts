@@ -100,7 +100,6 @@ export class Ticks {
     this.#run();
   };
 
-  /** The error of a command or a connection that timed out. */
   late(): Error {
     return new Error(`no answer within ${this.timeoutMs} ms`);
   }

@@ -23,14 +23,12 @@ from .http import Answer, Decision, Policy
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
     from starlette.requests import HTTPConnection
-    from starlette.routing import Mount
 else:
     try:
         from starlette.exceptions import HTTPException
         from starlette.requests import HTTPConnection
-        from starlette.routing import Mount
     except ImportError:  # Litestar, for one, does not need Starlette.
-        HTTPConnection, HTTPException, Mount = Any, Exception, ()
+        HTTPConnection, HTTPException = Any, Exception
 
 __all__ = [
     "RESPONSES",
@@ -271,7 +269,8 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
     if len(on) != 1:
         return None
     [route] = on
-    path = "" if isinstance(_original(route), Mount) else route.path
+    # What has routes of its own is a mount.
+    path = "" if hasattr(_original(route), "routes") else route.path
     if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
         # It stands in a mount with a parameter: the name would contain what a client has written there.
         return None
@@ -300,8 +299,7 @@ def _views(routes: Iterable[Any]) -> Iterator[Any]:
         needed = [each.dependency for each in getattr(route, "dependencies", None) or ()]
         check_texts([*limits_of(view), *(each for each in needed if isinstance(each, Limit))])
         yield view
-        if isinstance(_original(route), Mount):
-            yield from _views(_routes(_original(route)))
+        yield from _views(_routes(_original(route)))
 
 
 class _Middleware:

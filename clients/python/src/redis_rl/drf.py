@@ -52,7 +52,7 @@ class RedisRLThrottle(throttling.SimpleRateThrottle):
     limiter: RateLimiter | None = None
     """The limiter that counts; by default one for the URL in settings.REDIS_RL."""
     remember = 0.0
-    """Seconds for which a refusal is repeated without asker, at most."""
+    """Seconds for which a refusal is repeated without asking, at most."""
     lease = 0
     """How many units a process takes in advance of a key that is asked for often, at most."""
     _retry_after: timedelta | None = None

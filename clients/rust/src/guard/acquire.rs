@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use redis::{RedisResult, Value};
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::asker::{Asker, Held};
@@ -134,13 +134,12 @@ impl Acquire {
 
     async fn in_order(&self, share: Share) -> RedisResult<Verdict> {
         let end = self.end();
-        let Ok(runtime) = self.asker.timers() else {
-            let asked = ask(&self.asker, share).await?;
-            return if self.wait(&asked.1, end).is_some() {
-                Err(self.asker.timers().expect_err("nothing"))
-            } else {
-                Ok(kept(asked))
-            };
+        let runtime = match self.asker.timers() {
+            Ok(runtime) => runtime,
+            Err(why) => {
+                let asked = ask(&self.asker, share).await?;
+                return if self.wait(&asked.1, end).is_none() { Ok(kept(asked)) } else { Err(why) };
+            }
         };
         let queue = self.queues.of(&Share { cost: 0, ..share.clone() }, |_| true, || Semaphore::new(1));
         // A task of its own: it goes on for those behind it though the owner of this future may leave that alone.
@@ -168,10 +167,7 @@ impl Acquire {
         loop {
             let asked = ask(&self.asker, share.clone()).await?;
             let Some(wait) = self.wait(&asked.1, end).filter(|_| first.is_ok()) else { return Ok(asked) };
-            match &self.sleep {
-                Some(pass) => pass(wait),
-                None => sleep(wait).await,
-            }
+            rest(self.sleep.as_deref(), wait).await;
         }
     }
 
@@ -191,6 +187,17 @@ async fn ask(asker: &Asker, share: Share) -> RedisResult<(Held, Verdict)> {
 fn kept((mut held, verdict): (Held, Verdict)) -> Verdict {
     held.keep();
     verdict
+}
+
+/// Sleeps, or calls what a test has in place of that. Others go on meanwhile, however little that does.
+async fn rest(by: Option<&Sleep>, pause: Duration) {
+    match by {
+        Some(pass) => {
+            pass(pause);
+            yield_now().await;
+        }
+        None => sleep(pause).await,
+    }
 }
 
 /// Those who wait here for a bucket at the same cost. Carries out what [`Turns`] says.
@@ -325,14 +332,9 @@ impl BucketQueue {
             };
             let Some(due) = due else { return };
             let pause = due.saturating_sub(self.asker.now());
-            match &self.sleep {
-                Some(pass) => pass(pause),
-                None => {
-                    tokio::select! {
-                        () = sleep(pause) => {}
-                        () = self.changed.notified() => {}
-                    }
-                }
+            tokio::select! {
+                () = rest(self.sleep.as_deref(), pause) => {}
+                () = self.changed.notified() => {}
             }
             self.happens(|state, now| state.turns.tick(now));
         }

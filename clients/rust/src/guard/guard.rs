@@ -476,16 +476,16 @@ impl Guard {
     /// Whose units are counted: by a policy's own key or that of the guard, else by what the limits further out have counted,
     /// else by the network address. `None` if the request is not limited.
     fn client(&self, own: Option<&Key>, request: &Requester<'_>) -> Result<Option<Client>, Refusal> {
-        let key = match (own, &request.key) {
-            (Some(Key::Text(key)), _) => return Ok(Some(Client::Everybody(key.clone()))),
-            (_, Some(key)) => return Ok(Some(Client::Key(key.to_string()))),
-            (Some(Key::Of(key)), _) => Some(key),
-            (None, _) => self.settings.key.as_ref(),
+        let key = match own {
+            Some(Key::Text(key)) => return Ok(Some(Client::Everybody(key.clone()))),
+            Some(Key::Of(key)) => Some(key),
+            None => self.settings.key.as_ref(),
         };
-        let (head, visit) = (request.head.as_deref(), &request.visit);
-        match (key, head) {
+        let visit = &request.visit;
+        match (key, request.head.as_deref()) {
             (Some(key), Some(head)) => Ok(key(head).map(Client::Key)),
-            (_, Some(head)) => Ok(Some(visit.client_or(|| self.address(head))?)),
+            (None, Some(head)) => Ok(Some(visit.client_or(|| self.address(head))?)),
+            // Its client was named by a key.
             (_, None) => Ok(Some(visit.client_or(|| visit.client.clone())?)),
         }
     }

@@ -1,6 +1,5 @@
 //! The answer to a request that is refused.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -10,7 +9,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use redis::RedisError;
 use serde_json::json;
 
-use super::answer::Figures;
 use super::decision::Decision;
 use crate::commands::Invalid;
 
@@ -129,22 +127,10 @@ impl Refusal {
         self.0.response.status()
     }
 
-    /// Whether a limit refuses.
-    #[must_use]
-    pub fn limited(&self) -> bool {
-        self.decision().is_some()
-    }
-
     /// After this time the same request is allowed, if no other comes. `None` if no wait helps, or it is not known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.decision()?.retry_after()
-    }
-
-    /// The figures of each policy by its name, if a limit refuses.
-    #[must_use]
-    pub fn policies(&self) -> BTreeMap<String, Figures> {
-        self.decision().map(Decision::policies).unwrap_or_default()
     }
 
     /// The header fields of the answer.

@@ -15,8 +15,6 @@ use crate::commands::Invalid;
 #[derive(Clone)]
 pub struct Requester<'a> {
     pub(crate) head: Option<Cow<'a, Parts>>,
-    /// The key of a client.
-    pub(super) key: Option<Cow<'a, str>>,
     pub(super) visit: Visit,
 }
 
@@ -24,11 +22,7 @@ impl<'a> Requester<'a> {
     pub(crate) fn of(head: Cow<'a, Parts>) -> Requester<'a> {
         let visit = head.extensions.get::<Visit>().cloned();
         let visit = visit.unwrap_or_else(|| Visit::new(Client::Address(UNKNOWN.to_owned())));
-        Requester { visit, head: Some(head), key: None }
-    }
-
-    fn by_key(key: Cow<'a, str>) -> Requester<'a> {
-        Requester { visit: Visit::new(Client::Key(key.to_string())), head: None, key: Some(key) }
+        Requester { visit, head: Some(head) }
     }
 }
 
@@ -40,20 +34,19 @@ impl<'a> From<&'a Parts> for Requester<'a> {
 
 impl<'a> From<&'a Decision> for Requester<'a> {
     fn from(decision: &'a Decision) -> Requester<'a> {
-        let head = decision.head.as_deref().map(Cow::Borrowed);
-        Requester { head, key: None, visit: decision.visit.clone() }
+        Requester { head: decision.head.as_deref().map(Cow::Borrowed), visit: decision.visit.clone() }
     }
 }
 
-impl<'a> From<&'a str> for Requester<'a> {
-    fn from(key: &'a str) -> Requester<'a> {
-        Requester::by_key(key.into())
+impl From<&str> for Requester<'_> {
+    fn from(key: &str) -> Self {
+        key.to_owned().into()
     }
 }
 
 impl From<String> for Requester<'_> {
     fn from(key: String) -> Self {
-        Requester::by_key(key.into())
+        Requester { head: None, visit: Visit::new(Client::Key(key)) }
     }
 }
 

@@ -75,7 +75,7 @@ class AnyGuard:
 
     While Redis is away, requests pass if ``fail`` is "open", are answered 503 if it is "closed", and are decided in
     this process if it is "local". ``timeout`` is the seconds that Redis has to answer, without those in which this
-    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asker.
+    process is busy with something else. ``remember`` is the seconds for which a refusal is repeated without asking.
 
     ``fields`` says which header fields answers have besides ``Retry-After``: those of the standard, of GitHub, both or
     none. ``fields_on`` is "all" answers, or "refusals".
@@ -143,10 +143,10 @@ class AnyGuard:
         outages = Outages(_MEANWHILE[fail], on_outage)
         self._undecided = Undecided(outages, prefix)
         # Decides: in the calling thread or in the running event loop, as a framework may have both.
-        asker: Any = {"remember": remember, "timeout": timeout, "clock": clock}
+        settings: Any = {"remember": remember, "timeout": timeout, "clock": clock}
         self._decides_here = decides_here(client)
-        self._in_threads = InThreads(client, outages, **asker)
-        self._in_loops = InLoops(client, outages, **asker)
+        self._in_threads = InThreads(client, outages, **settings)
+        self._in_loops = InLoops(client, outages, **settings)
         # Decides while Redis is away, if ``fail`` says so.
         self._local: InThreads | None = None
         if fail == "local":
