@@ -483,6 +483,33 @@ def test_what_other_middleware_adds_to_a_refusal_stays(server: Server) -> None:
     assert "content-encoding" not in answer.headers
 
 
+def test_middleware_around_a_route_sees_its_refusal_and_adds_to_it(server: Server) -> None:
+    guard, seen = guard_of(server), []
+
+    class Adds:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+            async def sees(message: Any) -> None:
+                seen.append((message["type"], message.get("status")))
+                if "headers" in message:
+                    message["headers"].append((b"x-own", b"field"))
+                await send(message)
+
+            await self.app(scope, receive, sees)
+
+    async def hello(request: Request) -> Response:
+        raise AssertionError("it is not asked")
+
+    limited = [Middleware(Adds), Middleware(GZipMiddleware), Middleware(guard.limit(Policy("none", "0/h")).middleware)]
+    app = Starlette(routes=[Route("/", hello, middleware=limited)], middleware=[Middleware(guard.middleware)])
+    with TestClient(app) as site:
+        answer = site.get("/")
+    assert (violated(answer), answer.headers["x-own"]) == (["none-1h"], "field")
+    assert seen == [("http.response.start", 403), ("http.response.body", None)]
+
+
 def test_a_refusal_beside_an_exception_that_nobody_handles_is_answered(make: Make) -> None:
     app, _, guard = make("9/h")
 

@@ -6,15 +6,7 @@ import { type Answer, Request } from "../keys/request.js";
 import { refusalOf, refuses, Rules } from "../keys/rules.js";
 import type { Asker } from "./asker.js";
 import type { PolicyShare } from "./policy.js";
-
-/** Shares that are asked for together: the policies of a step, or one with `dryRun`. */
-export interface Part {
-  asker: Asker;
-  readonly shares: readonly PolicyShare[];
-  asked: Request;
-  /** What was decided; undefined until it is. */
-  answer?: Answer | Error;
-}
+import type { Part } from "./visit.js";
 
 /** Blocks whom policies refuse by their own quotas, and changes the answer to what follows. */
 export async function block({ asker, shares, asked }: Part, answer: Answer): Promise<void> {
@@ -41,7 +33,7 @@ export async function blocked(
     if (asker === undefined) return rows;
     // Twice the limit has room for one block only, so that of two requests at once one blocks.
     const [, window] = rules.quotas.at(-1) as Quota;
-    const once = new Rules("log", [[2 * BLOCK, window]], 0, 0);
+    const once = new Rules("log", [[2 * BLOCK, window]]);
     try {
       const told = await asker.decide(new Request([{ key, rules: once, cost: BLOCK + 1 }]));
       const waitMs = told.retryAfterMs ?? blockMs;

@@ -5,23 +5,11 @@ import { senderOf, type Client } from "../lines/sender.js";
 import { type ClockOption, isError, isMistake } from "../commands/clock.js";
 import type { Verdict } from "../commands/commands.js";
 import { clientAddress } from "./address.js";
-import { block, blocked, type Part } from "./block.js";
+import { block, blocked } from "./block.js";
 import { Asker } from "./asker.js";
-import {
-  AWAY,
-  type Decision,
-  type Fields,
-  type Figures,
-  type Item,
-  PASSES,
-  problem,
-  refusal,
-  type Reply,
-  type Shown,
-  standing,
-} from "./fields.js";
-import { type Answer, Request as Asked } from "../keys/request.js";
-import { refusalOf, refuses, tightest } from "../keys/rules.js";
+import { AWAY, type Decision, type Fields, PASSES, problem, type Reply } from "./fields.js";
+import { Request as Asked } from "../keys/request.js";
+import { refusalOf, refuses } from "../keys/rules.js";
 import { during, type Hold, type HoldOptions, Places, takePlace, wantedOf, type Work } from "./hold.js";
 import { checkedOptions, OPTIONS } from "../commands/options.js";
 import {
@@ -35,12 +23,28 @@ import {
   type PolicyShare,
   PolicySet,
   type Setting,
-  units,
   unnamed,
 } from "./policy.js";
 import { isPromise, type MaybePromise } from "../commands/promise.js";
 import { time } from "../commands/quota.js";
 import { isAway } from "../lines/errors.js";
+import {
+  begin,
+  decisionOf,
+  fieldsOf,
+  forgetOld,
+  forgetRefusal,
+  giveBack,
+  meet,
+  metOf,
+  note,
+  oneKey,
+  type Part,
+  settlements,
+  type Visit,
+  visitOf,
+  whoIn,
+} from "./visit.js";
 import { MemoryLimiter } from "../memory/memory.js";
 import { type Logger, mistakeOf, type OnOutage, outageLog, warn } from "./warning.js";
 
@@ -106,44 +110,12 @@ export interface Framework<R, S> {
   responseOf?(request: R): S | undefined;
 }
 
-/** A policy that a request has met once or several times. */
-interface Met {
-  readonly share: PolicyShare;
-  /** The newest verdicts on its quotas, or a lease's on the tightest; undefined if none is known. */
-  rows: readonly Verdict[] | undefined;
-  /** Units that were taken longer ago than can be settled. */
-  old: number;
-}
-
-/** What a request has met so far, the outermost first. */
-interface Visit {
-  readonly response: unknown;
-  readonly met: Met[];
-  /** What was taken and has not gone back, the oldest first; of a handler's, the last `SETTLED_PARTS`. */
-  parts: Part[];
-  readonly sets: PolicySet<never>[];
-  /** The limits whose middleware it has passed. */
-  readonly limits: object[];
-  /** Whether a handler was granted units. These were used, so a later refusal gives back nothing but its own. */
-  isUsed: boolean;
-  isRefused: boolean;
-}
-
 /** What happens to requests while Redis is away, as the log says it. */
 const MEANWHILE = {
   open: "requests pass",
   closed: "requests are answered by 503",
   local: "limits are local, each process's own",
 };
-
-/** Of so many takes a handler can settle what was used. A socket may take for days: all would fill the memory. */
-const SETTLED_PARTS = 100;
-
-const VISIT = Symbol("visit");
-
-interface Visiting {
-  [VISIT]?: Visit | undefined;
-}
 
 /**
  * Limits the requests of a service. `R` is the framework's request, `S` the response that header fields are set on, `H`
@@ -302,7 +274,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     giveBack(visit, []);
     const { policies, ...standing } = decisionOf(visit.met);
     const fields = fieldsOf(visit.met, true);
-    const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
+    const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.ttlMs };
     const decision = {
       ...standing,
       ...problem(429, [name], fields),
@@ -323,7 +295,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
   async settle(request: R, used: Readonly<Record<string, number>>): Promise<void> {
     if (typeof used !== "object" || (used as unknown) === null)
       throw new TypeError("what was used is told by the names of policies, as in { tokens: 30 }");
-    const visit = (checkedRequest(request) as Visiting)[VISIT];
+    const visit = visitOf(checkedRequest(request));
     if (visit === undefined) throw new Error("this request has passed no limit");
     const settling = Array.from(settlements(used, visit), async ([{ asker, asked, shares }, units]) => {
       const before = asked.noted.map(({ rows }) => rows);
@@ -348,12 +320,12 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   /** What is left of the policies that a request has met, as header fields. @internal */
   protected standing(request: R): Fields {
-    return fieldsOf((request as Visiting)[VISIT]?.met ?? []);
+    return fieldsOf(visitOf(request)?.met ?? []);
   }
 
   /** Whether the latest decision on a request does not allow it. @internal */
   protected isRefused(request: R): boolean {
-    return (request as Visiting)[VISIT]?.isRefused === true;
+    return visitOf(request)?.isRefused === true;
   }
 
   #tellStanding({ response, met }: Visit): void {
@@ -385,15 +357,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
 
   #visitOf(request: R, response?: S): Visit {
     checkedRequest(request);
-    return ((request as Visiting)[VISIT] ??= {
-      response: response ?? this.framework.responseOf?.(request),
-      met: [],
-      parts: [],
-      sets: [],
-      limits: [],
-      isUsed: false,
-      isRefused: false,
-    });
+    return visitOf(request) ?? begin(request, response ?? this.framework.responseOf?.(request));
   }
 
   /** What a handler asks for by these policies, or by those of the guard. */
@@ -552,155 +516,6 @@ function answered(decision: Decision, { status, fields, body }: Reply): Decision
     fields: { ...decision.fields, "Content-Type": type, ...fields },
     body,
   };
-}
-
-/**
- * Notes that a request meets a policy, perhaps again. Throws if another policy has its name, or its stored key: the
- * request would be counted twice there.
- */
-function meet({ met }: Visit, share: PolicyShare): void {
-  const { policy, key, rules } = share;
-  const { name, dryRun } = policy;
-  const before = met.find(({ share }) => share.policy.name === name)?.share;
-  if (before !== undefined) {
-    if (before.key === key && before.rules.id === rules.id && before.policy.dryRun === dryRun) return;
-    throw mistakeOf(
-      `this request meets two policies of the name ${name}, or one with two keys: give each a name of its own, as in { name: "search", quotas: "2/m" }`,
-    );
-  }
-  for (const { share } of met)
-    if (share.key === key) throw oneKey(`the policies ${share.policy.name} and ${name}`, key);
-  met.push({ share, rows: undefined, old: 0 });
-}
-
-function oneKey(both: string, key: string): TypeError {
-  return mistakeOf(`${both} both count this request in the key ${key}: rename one`);
-}
-
-function metOf({ met }: Visit, { policy: { name } }: PolicyShare): Met {
-  return met.find(({ share }) => share.policy.name === name) as Met;
-}
-
-/** Notes what was decided, or that it could not be. */
-function note(visit: Visit, part: Part): void {
-  if (!part.asked.givesBack) visit.parts.push(part);
-  for (const [i, share] of part.shares.entries()) metOf(visit, share).rows = part.asked.standing(i);
-}
-
-/** Forgets the oldest parts, whose units stay counted. */
-function forgetOld(visit: Visit): void {
-  for (const { asked, shares } of visit.parts.splice(0, visit.parts.length - SETTLED_PARTS))
-    for (const [i, share] of shares.entries()) metOf(visit, share).old += asked.noted[i]?.units ?? 0;
-}
-
-/** What a policy says after its refusal was told: later decisions are not its own. */
-function forgetRefusal(met: Met): void {
-  met.rows = met.rows?.map((row) =>
-    row.limited ? { ...row, allowed: true, limited: false, retryAfterMs: null } : row,
-  );
-}
-
-/** Whom the limits further out count this request for. Throws if they disagree. */
-function whoIn(request: object): string | undefined {
-  let found: string | undefined;
-  for (const {
-    share: { who },
-  } of (request as Visiting)[VISIT]?.met ?? []) {
-    if (found !== undefined && who !== undefined && who !== found)
-      throw mistakeOf("the limits further out count this request by several keys: give this limit a key");
-    found ??= who;
-  }
-  return found;
-}
-
-/** The units used by name, sorted by part and by position of the share. Throws for a name that no policy has. */
-function settlements(
-  used: Readonly<Record<string, number>>,
-  { met, parts, sets }: Visit,
-): Map<Part, Map<number, number>> {
-  const settled = new Map<Part, Map<number, number>>();
-  for (const [name, cost] of Object.entries(used)) {
-    units(cost);
-    const known = met.find(({ share }) => share.policy.name === name);
-    if (known === undefined && sets.every(({ fixed }) => fixed?.every((policy) => policy.name !== name)))
-      throw new Error(`no policy has the name ${name}`);
-    const taken = parts.flatMap((part) => {
-      const index = part.shares.findIndex(({ policy }) => policy.name === name);
-      return index < 0 ? [] : [[part, index] as const];
-    });
-    // The oldest are filled first. The newest has the rest, also if that is more than it took.
-    let left = Math.max(0, cost - (known?.old ?? 0));
-    for (const [i, [part, index]] of taken.entries()) {
-      const used = i < taken.length - 1 ? Math.min(left, (part.shares[index] as PolicyShare).cost) : left;
-      left -= used;
-      settled.set(part, (settled.get(part) ?? new Map<number, number>()).set(index, used));
-    }
-  }
-  return settled;
-}
-
-/** The decision, what is left of the policies, and the response to a request that is refused. */
-function decisionOf(
-  met: readonly Omit<Met, "old">[],
-  { limited, retryAfterMs }: Pick<Answer, "limited" | "retryAfterMs"> = PASSES,
-): Decision {
-  const policies = Object.fromEntries(met.map(({ share, rows }) => [share.policy.name, figuresOf(rows)]));
-  const figures = { allowed: !limited, limited, retryAfterMs, policies };
-  if (limited) return { ...figures, ...refusal(...linesOf(met), shownOf(met), retryAfterMs) };
-  return { ...figures, status: 200, fields: fieldsOf(met) };
-}
-
-/** What is left of the policies as header fields; none if nothing is known. */
-function fieldsOf(met: readonly Omit<Met, "old">[], isRefusal = false): Fields {
-  if (met.length === 0) return {};
-  const shown = shownOf(met);
-  if (shown.on === "refusals" && !isRefusal) return {};
-  const [items, rows] = linesOf(met);
-  return rows.some((row) => row !== undefined) ? standing(items, rows, shown) : {};
-}
-
-/** All policies of a request have what its guard says. */
-function shownOf(met: readonly Omit<Met, "old">[]): Shown {
-  return (met[0] as Met).share.policy.shown;
-}
-
-/** The items of header fields, and the verdict on the quota of each. */
-function linesOf(met: readonly Omit<Met, "old">[]): [items: Item[], rows: (Verdict | undefined)[]] {
-  const items: Item[] = [];
-  const rows: (Verdict | undefined)[] = [];
-  for (const { share, rows: verdicts } of met) {
-    if (!share.policy.isShown) continue;
-    const own = share.policy.items;
-    // A lease has the verdict of a single quota, which is found by its limit.
-    const whole = verdicts !== undefined && verdicts.length >= own.length;
-    for (let i = 0; i < own.length; i++) {
-      const item = own[i] as Item;
-      items.push(item);
-      rows.push(whole ? verdicts[i] : verdicts?.find(({ limit }) => limit === item.limit));
-    }
-  }
-  return [items, rows];
-}
-
-function figuresOf(rows: readonly Verdict[] | undefined): Figures | undefined {
-  if (rows === undefined || rows.length === 0) return undefined;
-  const { limited, limit, remaining, retryAfterMs, resetAfterMs } = tightest(rows);
-  return { limited, limit, remaining, retryAfterMs, resetAfterMs };
-}
-
-/** Gives back what a request took that does not pass: all, or its own alone if a handler was granted units before. */
-function giveBack(visit: Visit, own: readonly Part[]): void {
-  const back = visit.isUsed ? own : visit.parts;
-  for (const { asker, asked, shares } of back) {
-    const before = asked.noted.map(({ returned }) => returned);
-    void asker.giveBack(asked);
-    for (const [i, { returned }] of asked.noted.entries()) {
-      const met = metOf(visit, shares[i] as PolicyShare);
-      const units = returned - (before[i] as number);
-      met.rows = met.rows?.map((row) => ({ ...row, remaining: row.remaining + units }));
-    }
-  }
-  visit.parts = visit.parts.filter(({ asked }) => !asked.givesBack);
 }
 
 /** The decision on a request that asked for a place, and the place. */

@@ -83,17 +83,10 @@ export class Request {
 
   /** The answer from the decided shares. A refused request costs nothing, so its figures are those without it. */
   answer(): Answer {
-    let limited = false;
-    let waitMs: number | null = 0;
-    for (const { rows } of this.noted) {
-      if (rows === undefined || !refuses(rows)) continue;
-      limited = true;
-      const ms = refusalOf(rows);
-      // Null means that no wait helps, and is longer than any wait.
-      waitMs = waitMs === null || ms === null ? null : Math.max(waitMs, ms);
-    }
+    const limited = this.noted.some(({ rows }) => rows !== undefined && refuses(rows));
+    const retryAfterMs = limited ? refusalOf(this.noted.flatMap(({ rows = [] }) => rows)) : null;
     const rows = this.noted.map((noted) => (limited ? without(noted.rows, noted.units) : noted.rows));
-    return { limited, retryAfterMs: limited ? waitMs : null, at: this.at, rows };
+    return { limited, retryAfterMs, at: this.at, rows };
   }
 }
 
@@ -103,6 +96,6 @@ export function verdictOf({ limited, at, rows: [rows] }: Answer, cost: number): 
 }
 
 /** The rows as they are once these units are given back. */
-function without(rows: readonly Verdict[] | undefined, units: number): readonly Verdict[] | undefined {
+export function without(rows: readonly Verdict[] | undefined, units: number) {
   return units > 0 ? rows?.map((row) => ({ ...row, remaining: row.remaining + units })) : rows;
 }

@@ -143,12 +143,14 @@ class Guard(AsyncGuard):
         return None
 
     async def _pass(self, visit: Visit, limit: Limit, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._decide(visit, [limit], scope) is None:
+        refusal = await self._decide(visit, [limit], scope)
+        if refusal is None:
             return await app(scope, receive, send)
         if scope["type"] == "websocket":
             await receive()  # the message that a client wants to connect
-        # The outermost middleware sends the refusal in its place.
-        return await send({"type": "http.response.start", "status": 429})
+        for message in _messages(scope, refusal, refusal.fields.items()):
+            await send(message)
+        return None
 
     def _check_app(self, scope: Scope) -> None:
         app = scope.get("app")
@@ -345,15 +347,22 @@ class _Answering:
         others = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         refusal, fields = self._visit.answer(others)
         assert refusal is not None
-        response = "http.response"
-        if self._scope["type"] == "websocket":
-            response = "websocket.http.response"
-            if response not in (self._scope.get("extensions") or {}):
-                # This server answers any close before the handshake with 403.
-                return await self._send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
-        encoded = _encoded([*fields, ("Content-Length", str(len(refusal.body)))])
-        await self._send({"type": f"{response}.start", "status": refusal.status, "headers": encoded})
-        return await self._send({"type": f"{response}.body", "body": refusal.body})
+        for message in _messages(self._scope, refusal, fields):
+            await self._send(message)
+
+
+def _messages(scope: Scope, refusal: Decision, fields: Iterable[tuple[str, str]]) -> list[Message]:
+    response = "http.response"
+    if scope["type"] == "websocket":
+        response = "websocket.http.response"
+        if response not in (scope.get("extensions") or {}):
+            # This server answers any close before the handshake with 403.
+            return [{"type": "websocket.close", "code": _TRY_AGAIN_LATER}]
+    headers = _encoded([*fields, ("Content-Length", str(len(refusal.body)))])
+    return [
+        {"type": f"{response}.start", "status": refusal.status, "headers": headers},
+        {"type": f"{response}.body", "body": refusal.body},
+    ]
 
 
 def _encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

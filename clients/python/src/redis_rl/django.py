@@ -63,11 +63,7 @@ class Guard(SyncGuard):
 
             async def guarded(request: HttpRequest) -> Any:
                 visit = self._open(request)
-                response = await get_response(request)
-                if not visit.limits:
-                    # Inner middleware has answered before a view was looked for.
-                    await self._decide(visit, [self._all], request)
-                return _answered(visit, response)
+                return await self._answered(visit, request, await get_response(request))
 
             async def process_view(*arguments: Any) -> HttpResponse | None:
                 return await self._process_view(*arguments)
@@ -78,14 +74,24 @@ class Guard(SyncGuard):
 
             def guarded(request: HttpRequest) -> Any:
                 visit = self._open(request)
-                response = get_response(request)
-                if not visit.limits:
-                    run(self._decide(visit, [self._all], request))
-                return _answered(visit, response)
+                return run(self._answered(visit, request, get_response(request)))
 
             guarded.process_view = lambda *arguments: run(self._process_view(*arguments))
         guarded.process_exception = _process_exception
         return guarded
+
+    async def _answered(self, visit: Visit, request: HttpRequest, response: Any) -> Any:
+        if not visit.limits:
+            # Inner middleware has answered before a view was looked for.
+            await self._decide(visit, [self._all], request)
+        visit.end()
+        refusal, fields = visit.answer(response.items())
+        if refusal is not None:
+            refused = HttpResponse(refusal.body, status=refusal.status)
+            refused.cookies, response = response.cookies, refused
+        for name, value in fields:
+            response[name] = value
+        return response
 
     async def _process_view(self, request: HttpRequest, view: Any, args: Any, arguments: Any) -> HttpResponse | None:
         limits = [self._all, *(limit for limit in limits_of(view) if limit.method in (None, request.method))]
@@ -97,19 +103,20 @@ class Guard(SyncGuard):
         limit = self._limit(policies)
         limit.method = method
 
+        async def refusal(request: HttpRequest) -> HttpResponse | None:
+            return _response(await self._take_route(limit, request)) if method in (None, request.method) else None
+
         def decorate(view: Any) -> Any:
             if iscoroutinefunction(view):
 
                 @functools.wraps(view)
                 async def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    refusal = await self._take_route(limit, request) if method in (None, request.method) else None
-                    return _response(refusal) or await view(request, *args, **arguments)
+                    return await refusal(request) or await view(request, *args, **arguments)
             else:
 
                 @functools.wraps(view)
                 def limited(request: HttpRequest, *args: Any, **arguments: Any) -> Any:
-                    refusal = run(self._take_route(limit, request)) if method in (None, request.method) else None
-                    return _response(refusal) or view(request, *args, **arguments)
+                    return run(refusal(request)) or view(request, *args, **arguments)
 
             return with_limit(limited, limit)
 
@@ -142,14 +149,3 @@ def _response(answer: Decision | None) -> HttpResponse | None:
 
 def _process_exception(request: HttpRequest, error: Exception) -> HttpResponse | None:
     return _response(error.decision) if isinstance(error, Refused) else None
-
-
-def _answered(visit: Visit, response: Any) -> Any:
-    visit.end()
-    refusal, fields = visit.answer(response.items())
-    if refusal is not None:
-        refused = HttpResponse(refusal.body, status=refusal.status)
-        refused.cookies, response = response.cookies, refused
-    for name, value in fields:
-        response[name] = value
-    return response

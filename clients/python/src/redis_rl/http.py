@@ -27,28 +27,23 @@ ABOUT_BODY = {"content-length", "content-type", "content-encoding", "etag"}
 LEASE_MS = 100
 
 
-@dataclass(frozen=True, slots=True)
 class Item:
     """One quota of a policy, as the header fields name it: what the standard calls a policy."""
 
-    name: str
-    limit: int
-    window: timedelta | None
-    """None of months, which differ in length."""
-    unit: str | None = None
-    quoted: str = field(init=False, repr=False, compare=False)
-    text: str = field(init=False, repr=False, compare=False)
-    """The item of RateLimit-Policy."""
+    __slots__ = ("limit", "name", "quoted", "text", "window")
 
-    def __post_init__(self) -> None:
-        if not wire.is_whole(self.limit) or not 0 <= self.limit <= _LARGEST:
-            raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {self.limit!r}")
-        if self.window is not None and (self.window % _SECOND or not self.window):
-            raise ValueError(f"a window must be whole seconds to stand in a header field: {self.window}")
-        unit = "" if self.unit is None else f";qu={_string(self.unit)}"
-        object.__setattr__(self, "quoted", _string(self.name))
-        window = "" if self.window is None else f";w={self.window // _SECOND}"
-        object.__setattr__(self, "text", f"{self.quoted};q={self.limit}{unit}{window}")
+    def __init__(self, name: str, limit: int, window: timedelta | None, unit: str | None = None) -> None:
+        """A window of None is one of months, which differ in length. Raises an error for what no field can express."""
+        if not wire.is_whole(limit) or not 0 <= limit <= _LARGEST:
+            raise ValueError(f"a limit in a header field is an integer from 0 to {_LARGEST}: {limit!r}")
+        if window is not None and (window % _SECOND or not window):
+            raise ValueError(f"a window must be whole seconds to stand in a header field: {window}")
+        self.name, self.limit, self.window = name, limit, window
+        self.quoted = _string(name)
+        counted = "" if unit is None else f";qu={_string(unit)}"
+        length = "" if window is None else f";w={window // _SECOND}"
+        # The item of RateLimit-Policy.
+        self.text = f"{self.quoted};q={limit}{counted}{length}"
 
 
 class Policy:

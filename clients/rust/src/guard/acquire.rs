@@ -184,7 +184,7 @@ async fn ask(asker: &Asker, share: Share) -> RedisResult<(Held, Verdict)> {
     Ok((held, answer?.verdict()))
 }
 
-fn kept((mut held, verdict): (Held, Verdict)) -> Verdict {
+fn kept((held, verdict): (Held, Verdict)) -> Verdict {
     held.keep();
     verdict
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -125,7 +126,7 @@ impl Asker {
             step.answers.extend(taken.answers);
             step
         };
-        let held = Held { asker: self.clone(), request, is_kept: false };
+        let held = Held { asker: self.clone(), request, is_kept: AtomicBool::new(false) };
         self.carry_out(step);
         async {
             let answer = receiver.await.unwrap_or_else(|_| Err(io_error(ENDED)));
@@ -342,7 +343,7 @@ async fn in_order<F: Future>(all: Vec<F>) -> Vec<F::Output> {
 pub(crate) struct Held {
     asker: Asker,
     request: Request,
-    is_kept: bool,
+    is_kept: AtomicBool,
 }
 
 impl Held {
@@ -352,8 +353,13 @@ impl Held {
     }
 
     /// Lets the request keep what it took when this is dropped.
-    pub fn keep(&mut self) {
-        self.is_kept = true;
+    pub fn keep(&self) {
+        self.is_kept.store(true, Relaxed);
+    }
+
+    /// Whether what it took goes back, or has.
+    pub fn gives_back(&self) -> bool {
+        self.request.gives_back()
     }
 
     /// Gives back what the request took, once. The task that is returned ends when Redis has it.
@@ -377,7 +383,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if !self.is_kept.load(Relaxed) {
             self.give_back();
         }
     }

@@ -19,7 +19,7 @@ pub(crate) async fn block(asker: &Asker, asked: &[Asked], answer: &mut Answer) {
             let quotas = vec![Quota::new(2 * BLOCK, block)];
             let rules = Rules { algorithm: Algorithm::Log, quotas, ..Rules::clone(&asked.share.rules) };
             let (key, cost) = (asked.share.key.clone(), BLOCK as i64 + 1);
-            let (mut held, told) = asker.take(vec![Share { key, rules: rules.into(), cost }]).await;
+            let (held, told) = asker.take(vec![Share { key, rules: rules.into(), cost }]).await;
             held.keep();
             let Ok(told) = told else { continue };
             let wait = told.retry_after.unwrap_or(block);

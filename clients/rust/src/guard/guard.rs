@@ -117,15 +117,13 @@ impl Settings {
         *requests += 1;
         if warned.is_none_or(|warned| warned.elapsed() >= INTERVAL) {
             // Of a key the log has what the application chose, and not whose it is.
-            let keys = names
-                .into_iter()
-                .map(|name| format!("~{}{name}:*", self.prefix))
-                .collect::<Vec<_>>()
-                .join(" ");
-            let is_right = error.code() == Some("NOPERM");
-            let help =
-                format!(": give the user {keys} by ACL SETUSER, or the guard a prefix that the user has");
-            let help = if is_right { help } else { String::new() };
+            let keys: Vec<_> = names.into_iter().map(|name| format!("~{}{name}:*", self.prefix)).collect();
+            let help = match (error.code(), keys.join(" ")) {
+                (Some("NOPERM"), keys) => {
+                    format!(": give the user {keys} by ACL SETUSER, or the guard a prefix that the user has")
+                }
+                _ => String::new(),
+            };
             tracing::warn!("Redis does not decide: {error}{help} (requests: {requests})");
             (*requests, *warned) = (0, Some(Instant::now()));
         }
@@ -461,12 +459,9 @@ impl Guard {
         let name = head.and_then(route).ok_or_else(|| nameless(unknown, &policies))?;
         for policy in policies.iter().filter(|policy| policy.name().is_empty()) {
             let mut routes = locked(&self.settings.routes);
-            let known = routes.insert(name.clone(), (self.itself.clone(), policy.quotas().to_vec()));
-            if let Some((guard, quotas)) = known
-                && !Arc::ptr_eq(&guard, &self.itself)
-                && quotas != policy.quotas()
-            {
-                routes.insert(name.clone(), (guard, quotas));
+            let this = || (self.itself.clone(), policy.quotas().to_vec());
+            let (guard, quotas) = routes.entry(name.clone()).or_insert_with(this);
+            if !Arc::ptr_eq(guard, &self.itself) && quotas != policy.quotas() {
                 return Err(nameless(&format!("two limits without a name stand on {name}"), &policies));
             }
         }

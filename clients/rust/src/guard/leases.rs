@@ -80,7 +80,7 @@ impl Leases {
             return Ok(verdict);
         }
         let share = Share { key: key.into(), rules: self.rules.clone(), cost };
-        let (mut held, answer) = self.asker.take(vec![share]).await;
+        let (held, answer) = self.asker.take(vec![share]).await;
         held.keep();
         answer.map(|answer| answer.verdict())
     }

@@ -276,7 +276,7 @@ impl Kept {
             }
             // A unit that is neither held nor given back leaves by itself.
             let left = usize::from(place.state() != State::Over);
-            held.drain(..held.len().saturating_sub(left)).for_each(|mut held| held.keep());
+            held.drain(..held.len().saturating_sub(left)).for_each(|held| held.keep());
         }
         if is_late && let Some(tell) = &self.places.on_late {
             // The place goes on though the hook may panic.

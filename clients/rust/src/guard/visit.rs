@@ -1,7 +1,6 @@
 //! What limits and handlers do for one request of a service.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -85,9 +84,7 @@ pub(crate) struct Part {
     /// The last answer, and since when it is known.
     answer: Mutex<(Instant, RedisResult<Answer>)>,
     /// `None` if nothing was asked for.
-    held: Mutex<Option<Held>>,
-    /// Whether the request was refused. Then nothing is settled any more.
-    is_over: AtomicBool,
+    held: Option<Held>,
 }
 
 /// Whose units are counted.
@@ -108,8 +105,7 @@ impl Part {
         shown: (Fields, FieldsOn),
     ) -> Part {
         let took = answer.as_ref().map_or_else(|_| vec![0; asked.len()], |answer| answer.taken.clone());
-        let (answer, held) = (Mutex::new((Instant::now(), answer)), Mutex::new(held));
-        Part { asked, shown, took, answer, held, is_over: AtomicBool::new(false) }
+        Part { asked, shown, took, answer: Mutex::new((Instant::now(), answer)), held }
     }
 
     pub fn is_dry_run(&self) -> bool {
@@ -122,21 +118,20 @@ impl Part {
         answer.1.as_ref().ok().filter(|answer| answer.limited).map(|answer| answer.retry_after)
     }
 
+    /// Whether the request was refused. Then nothing is settled any more.
     fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+        self.held.as_ref().is_some_and(Held::gives_back)
     }
 
     /// Gives back all that it took, since the request is refused.
     pub fn give_back(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        locked(&self.held).as_ref().map(Held::give_back);
+        self.held.as_ref().map(Held::give_back);
     }
 
     /// Corrects what was taken of the policies at these indices. Its commands are sent by this call.
     pub fn settle(&self, used: Used) -> impl Future<Output = RedisResult<()>> {
         let is_to_settle = !used.is_empty() && !self.is_over();
-        let held = locked(&self.held);
-        let settled = held.as_ref().filter(|_| is_to_settle).map(|held| held.settle(used));
+        let settled = self.held.as_ref().filter(|_| is_to_settle).map(|held| held.settle(used));
         async move {
             let Some(settled) = settled else { return Ok(()) };
             let settled = settled.await?;
@@ -167,7 +162,7 @@ impl Visit {
 
     /// Adds what was taken for a request that goes on, so that it is not given back.
     pub fn add(&self, parts: Vec<Arc<Part>>, is_by_hand: bool) {
-        parts.iter().for_each(|part| _ = locked(&part.held).as_mut().map(Held::keep));
+        parts.iter().for_each(|part| _ = part.held.as_ref().map(Held::keep));
         let taken = &mut *locked(&self.taken);
         if !is_by_hand {
             taken.by_limits.extend(parts);

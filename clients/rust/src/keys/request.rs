@@ -55,6 +55,10 @@ impl Request {
         locked(&self.0)
     }
 
+    pub(crate) fn gives_back(&self) -> bool {
+        self.state().gives_back
+    }
+
     /// Its next answer.
     pub(crate) fn awaited(&self) -> oneshot::Receiver<RedisResult<Answer>> {
         let (sender, receiver) = oneshot::channel();
