@@ -250,7 +250,7 @@ test("of a decision over tiers one is the verdict of the single command", () => 
 });
 
 test("a lease lasts for a twentieth of the shortest window at most", () => {
-  for (const [window, forMs] of [
+  for (const [window, ttlMs] of [
     ["1s", 50],
     ["999ms", 49],
     ["19ms", 0],
@@ -260,7 +260,7 @@ test("a lease lasts for a twentieth of the shortest window at most", () => {
       [5, "1d"],
       [5, window],
     ];
-    assert.equal(new Rules("log", quotas, 100, 8).forMs, forMs);
+    assert.equal(new Rules("log", quotas, 100, 8).ttlMs, ttlMs);
   }
 });
 

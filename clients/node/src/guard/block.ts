@@ -33,7 +33,7 @@ export async function blocked(
     if (asker === undefined) return rows;
     // Twice the limit has room for one block only, so that of two requests at once one blocks.
     const [, window] = rules.quotas.at(-1) as Quota;
-    const once = new Rules("log", [[2 * BLOCK, window]], 0, 0);
+    const once = new Rules("log", [[2 * BLOCK, window]]);
     try {
       const told = await asker.decide(new Request([{ key, rules: once, cost: BLOCK + 1 }]));
       const waitMs = told.retryAfterMs ?? blockMs;

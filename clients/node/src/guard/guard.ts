@@ -274,7 +274,7 @@ export abstract class AnyGuard<R extends object, S, H, M = H> {
     giveBack(visit, []);
     const { policies, ...standing } = decisionOf(visit.met);
     const fields = fieldsOf(visit.met, true);
-    const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.forMs };
+    const figures = { limited: true, limit, remaining: 0, retryAfterMs: null, resetAfterMs: wanted.ttlMs };
     const decision = {
       ...standing,
       ...problem(429, [name], fields),

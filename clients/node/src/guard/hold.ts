@@ -101,16 +101,16 @@ export async function during<P extends Hold, O, T>(
 
 /** What is wanted by these arguments, which are checked. The stored keys begin with the prefix. */
 export function wantedOf(name: Key, limit: number, options: HoldOptions = {}, prefix = "") {
-  const { ttlMs = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
-  const forMs = Math.floor(time("ttlMs", ttlMs, SHORTEST_MS));
+  const { ttlMs: given = 30_000, timeoutMs = 0 } = checkedOptions("hold", OPTIONS.hold, options);
+  const ttlMs = Math.floor(time("ttlMs", given, SHORTEST_MS));
   time("timeoutMs", timeoutMs);
-  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${forMs}ms`]], false), 0, 0);
+  const rulesOf = (limit: number) => new Rules("log", checkedQuotas([[limit, `${ttlMs}ms`]], false));
   return {
     key: prefixed(prefix, name),
     /** Where the processes that wait for it leave a mark. */
     markKey: prefixed(`${prefix}waiting:`, name),
     limit,
-    forMs,
+    ttlMs,
     /** How it is taken, and how by another limit. */
     taking: rulesOf(limit),
     rulesOf,
@@ -292,7 +292,7 @@ class HeldPlace implements Hold {
     readonly onLate: HoldOptions["onLate"],
   ) {
     this.places = queue.places;
-    this.place = new Place(queue.wanted.forMs, this.places.asker.nowMs());
+    this.place = new Place(queue.wanted.ttlMs, this.places.asker.nowMs());
   }
 
   get held(): boolean {

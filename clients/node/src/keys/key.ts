@@ -44,10 +44,10 @@ export class Key {
    * from the one before; at most what the rules allow.
    */
   size(nowMs: number): number {
-    const { forMs, units } = this.rules;
+    const { ttlMs, units } = this.rules;
     const goneMs = nowMs - this.#sinceMs;
-    if (goneMs >= forMs) {
-      this.#before = goneMs > 0 ? Math.floor((this.asked * forMs) / goneMs) : 0;
+    if (goneMs >= ttlMs) {
+      this.#before = goneMs > 0 ? Math.floor((this.asked * ttlMs) / goneMs) : 0;
       this.#sinceMs = nowMs;
       this.asked = 0;
     }

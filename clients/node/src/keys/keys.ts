@@ -190,7 +190,7 @@ export class Keys {
     const [index, share] = [command.indices[0] as number, command.shares[0] as Share];
     const { taken = 0 } = reply;
     let refusal: Refusal | undefined;
-    const lease = (key.lease = new Lease(reply, taken, nowMs, key.rules.forMs));
+    const lease = (key.lease = new Lease(reply, taken, nowMs, key.rules.ttlMs));
     if (request.givesBack) {
       request.missing--;
       this.#answerIfWhole(nowMs, request, step);

@@ -13,10 +13,10 @@ export class Lease {
   readonly #repliedMs: number;
 
   /** Made from the reply to a command with `PARTIAL`. */
-  constructor(reply: Verdict, left: number, nowMs: number, forMs: number) {
+  constructor(reply: Verdict, left: number, nowMs: number, ttlMs: number) {
     this.left = this.granted = left;
     this.at = reply.at ?? 0;
-    this.endsMs = nowMs + forMs;
+    this.endsMs = nowMs + ttlMs;
     this.#reply = reply;
     this.#repliedMs = nowMs;
   }

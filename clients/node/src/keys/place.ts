@@ -9,17 +9,17 @@ export type Says = "take" | "give back old" | "give back new" | "late";
 
 /**
  * What happens to a place. "taken" names the server's time of the unit. "failed": no unit was free, or no reply came:
- * then one may have been taken, and is free after `forMs`. "tick": time has passed. "end": the block of code has ended.
+ * then one may have been taken, and is free after `ttlMs`. "tick": time has passed. "end": the block of code has ended.
  */
 export type Event = "taken" | "failed" | "tick" | "end";
 
 /**
- * A place, from asking for it to its end. It is one unit of a log, so it is free by itself after `forMs` milliseconds.
+ * A place, from asking for it to its end. It is one unit of a log, so it is free by itself after `ttlMs` milliseconds.
  * To renew it, another unit is taken, and only then the old one is given back: so the place always has a unit.
  */
 export class Place {
   state: "asked" | "gone" | "held" | "renewing" | "ending" | "over" = "asked";
-  readonly #forMs: number;
+  readonly #ttlMs: number;
   /** The server's time of the unit that holds the place. */
   #at = 0;
   /** When the latest unit was asked for. */
@@ -28,14 +28,14 @@ export class Place {
   #overMs = Infinity;
   #isLate = false;
 
-  constructor(forMs: number, nowMs: number) {
-    this.#forMs = forMs;
+  constructor(ttlMs: number, nowMs: number) {
+    this.#ttlMs = ttlMs;
     this.#askedMs = nowMs;
   }
 
   /**
    * What follows from an event. Whether the place is late is decided first: so a block that computes for longer than
-   * `forMs`, and ends before anything else happens, is told of too.
+   * `ttlMs`, and ends before anything else happens, is told of too.
    */
   happens(event: Event, nowMs: number, at = 0): Says[] {
     const isToldLate = !this.#isLate && this.isLate(nowMs);
@@ -65,7 +65,7 @@ export class Place {
         if (event === "end") this.state = "ending";
         if (event !== "failed") return [];
         this.state = "held";
-        this.#renewMs = nowMs + part(this.#forMs, 12);
+        this.#renewMs = nowMs + part(this.#ttlMs, 12);
         return [];
       case "ending":
         if (event === "taken") return this.#over(...this.#old(at), "give back new");
@@ -95,8 +95,8 @@ export class Place {
     const says = this.state === "renewing" ? this.#old(at) : [];
     this.state = "held";
     this.#at = at;
-    this.#renewMs = this.#askedMs + part(this.#forMs, 3);
-    this.#overMs = this.#askedMs + this.#forMs;
+    this.#renewMs = this.#askedMs + part(this.#ttlMs, 3);
+    this.#overMs = this.#askedMs + this.#ttlMs;
     return says;
   }
 

@@ -11,7 +11,7 @@ const ids = new Map<string, string>();
 
 /** How a key is counted, and how many units of it may be leased. */
 export class Rules {
-  readonly forMs: number;
+  readonly ttlMs: number;
   readonly smallestLimit: number;
   /** The id of the rules, with which the remembered names of their keys begin. */
   readonly id: string;
@@ -21,18 +21,18 @@ export class Rules {
   readonly words: readonly (readonly [algorithm: string, limit: string, window: string])[];
 
   /**
-   * `units` is the largest lease. A lease lasts for `forMs`, but at most for a twentieth of the shortest window. With
+   * `units` is the largest lease. A lease lasts for `ttlMs`, but at most for a twentieth of the shortest window. With
    * `withinMs` units of a bucket are taken that are there only then; such a request has one share.
    */
   constructor(
     readonly algorithm: Algorithm,
     readonly quotas: readonly Quota[],
-    forMs: number,
-    readonly units: number,
+    ttlMs = 0,
+    readonly units = 0,
     readonly withinMs = 0,
   ) {
     const windows = quotas.map(([, window]) => milliseconds(window));
-    this.forMs = Math.floor(Math.min(forMs, ...windows.map((ms) => ms / 20)));
+    this.ttlMs = Math.floor(Math.min(ttlMs, ...windows.map((ms) => ms / 20)));
     this.command = `RL.${algorithm.toUpperCase()}`;
     this.words = quotas.map(([limit, window]) => [algorithm.toUpperCase(), String(limit), window]);
     this.smallestLimit = Math.min(...quotas.map(([limit]) => limit));

@@ -83,7 +83,7 @@ export function rateLimitStore(
     async #hit(key: string, max: number, windowMs: number): Promise<Hits> {
       const quota: Quota = [max, `${windowMs}ms`];
       const asked = this.#renews ? forgetful : asker;
-      const hit = await asked.take({ key, rules: new Rules("log", [quota], 0, 0), cost: 1 });
+      const hit = await asked.take({ key, rules: new Rules("log", [quota]), cost: 1 });
       if (!hit.limited) return { current: max - hit.remaining, ttl: hit.resetAfterMs };
       // More units than the limit refuse everything for a window from now, and leave it together.
       if (this.#renews) await asker.limiter.log(key, quota, { cost: max + 1, force: true });

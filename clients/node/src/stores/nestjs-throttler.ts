@@ -71,7 +71,7 @@ export class RateLimitStorage {
 }
 
 function shareOf(key: string, limit: number, windowMs: number): Share {
-  return { key, rules: new Rules("log", [[limit, `${windowMs}ms`]], 0, 0), cost: 1 };
+  return { key, rules: new Rules("log", [[limit, `${windowMs}ms`]]), cost: 1 };
 }
 
 function record(verdict: Verdict, limit: number, blockMs: number | null): StorageRecord {
