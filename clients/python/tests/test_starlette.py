@@ -165,6 +165,17 @@ def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(make: Make) -
         site.get("/acme/z/1")
 
 
+def test_a_parameter_of_a_mount_that_its_route_hides_is_in_no_name(make: Make) -> None:
+    inner, (app, limit, _) = FastAPI(), make()
+    inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(limit("9/h"))])
+    app.mount("/{item}", inner)
+    with (
+        pytest.raises(ValueError, match="item} stands in the path of a mount too: give the limit a name"),
+        TestClient(app),
+    ):
+        pass
+
+
 def test_two_texts_on_one_route_are_an_error_at_the_start(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     app, limit, _ = make()
     app.get("/b", dependencies=[Depends(limit("9/h")), Depends(limit("1/h"))])(lambda: "hello")

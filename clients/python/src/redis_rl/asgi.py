@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, NameOf, Policies, check_texts, limits_of, route_name, with_limit
+from ._guard.policies import (
+    Chosen,
+    Cost,
+    Limit,
+    NameOf,
+    Policies,
+    check_named,
+    check_texts,
+    limits_of,
+    route_name,
+    with_limit,
+)
 from ._guard.visit import VISIT, Visit
 from .http import Answer, Decision, Policy
 
@@ -274,7 +285,7 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
     [route] = on
     # What has routes of its own is a mount.
     path = "" if hasattr(_original(route), "routes") else route.path
-    if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
+    if set(scope.get("path_params", ())) - _parameters(path):
         # It stands in a mount with a parameter: the name would contain what a client has written there.
         return None
     methods = ("GET",) if scope["type"] == "websocket" else getattr(route, "methods", None) or ()
@@ -295,14 +306,23 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
-def _views(routes: Iterable[Any]) -> Iterator[Any]:
-    """Yields the handlers of all routes. Raises an error for one that two texts limit."""
+def _views(routes: Iterable[Any], mount: str = "") -> Iterator[Any]:
+    """Yields the handlers of all routes. Raises an error for one that two texts limit, or that a text cannot name."""
     for route in routes:
         view = getattr(_original(route), "endpoint", None)
         needed = [each.dependency for each in getattr(route, "dependencies", None) or ()]
-        check_texts([*limits_of(view), *(each for each in needed if isinstance(each, Limit))])
+        limits = [*limits_of(view), *(each for each in needed if isinstance(each, Limit))]
+        check_texts(limits)
+        path = getattr(route, "path", "")
+        if twice := _parameters(mount) & _parameters(path):
+            # Of a request only the parameter of the route is known then, not that its mount has one.
+            check_named(limits, f"{{{min(twice)}}} stands in the path of a mount too")
         yield view
-        yield from _views(_routes(_original(route)))
+        yield from _views(_routes(_original(route)), mount + path)
+
+
+def _parameters(path: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)", path))
 
 
 class _Middleware:
