@@ -435,6 +435,32 @@ def test_what_is_on_its_way_to_a_thread_that_is_interrupted_goes_back_when_anoth
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+def test_threads_that_are_interrupted_while_redis_is_silent_use_up_no_connection(
+    server: Server, raw: redis.Redis
+) -> None:
+    interrupted = 0
+
+    def interrupt(*_: Any) -> None:
+        if blocked(raw) > interrupted:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with forwarding(server.port) as network, redis.Redis(port=network.port, socket_timeout=PATIENCE) as client:
+            limiter = RateLimiter(client)
+            with paused(raw):
+                for interrupted in range(33):  # noqa: B007 - for the handler
+                    signal.setitimer(signal.ITIMER_REAL, 0.01)
+                    with pytest.raises(KeyboardInterrupt):
+                        limiter.acquire("log", "k", "1000/1h")
+                network.silence()
+            assert limiter.acquire("log", "k", "1000/1h")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_plain_call_takes_units_that_are_there_within_a_time(raw: redis.Redis) -> None:
     clock = Clock()
     limiter = RateLimiter(raw, clock=clock)

@@ -204,6 +204,18 @@ def test_a_text_on_two_routes_of_starlette_limits_each_by_itself(server: Server,
         assert [site.get(path).status_code for path in ("/a", "/b", "/a", "/b")] == [200, 200, 429, 429]
 
 
+def test_where_starlette_tells_the_handler_alone_each_route_has_its_own_limit(server: Server) -> None:
+    """So older versions do."""
+    guard = guard_of(server)
+
+    async def first(request: Request) -> None: ...
+    async def second(request: Request) -> None: ...
+
+    app = Starlette(routes=[Route("/a", first), Route("/b", second)])
+    scopes: list[Scope] = [{"type": "http", "app": app, "endpoint": endpoint} for endpoint in (first, second, first)]
+    assert [guard._route(scope, guard.limit("1/h")) for scope in scopes] == ["GET /a", "GET /b", "GET /a"]
+
+
 def test_policies_of_a_route_may_be_several_or_depend_on_the_request(make: Make) -> None:
     user, team = Policy("user", "1/h", key=lambda scope: "{acme}bob"), Policy("team", "9/h", key=lambda _: "{acme}")
 

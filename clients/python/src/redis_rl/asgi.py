@@ -97,7 +97,7 @@ class Guard(AsyncGuard):
 
     @cached_property
     def _names(self) -> dict[tuple[int, str], tuple[Any, str]]:
-        """The routes whose names are known, by their identity and their mount."""
+        """The names of routes that are known, by the identity of what tells the route, and by the mount."""
         return {}
 
     @cached_property
@@ -168,11 +168,13 @@ class Guard(AsyncGuard):
     def _route(self, request: Scope, limit: Limit) -> str | None:
         """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
+        # Older versions of Starlette tell the handler alone.
+        told = request.get("endpoint") if route is None else route
         mount = _mount(request)
-        _, name = self._names.get((id(route), mount), (None, None))
+        _, name = self._names.get((id(told), mount), (None, None))
         if not name and (name := _name(request, route, mount)):
             # Without a name it is not kept: a client may write any path of a mount there.
-            self._names[id(route), mount] = route, name
+            self._names[id(told), mount] = told, name
         return name
 
 
@@ -263,7 +265,6 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
         return route_name(getattr(route, "http_methods", ("GET",)), pattern or "/")
     every = _routes(scope.get("app"))
     if route is None:
-        # Older versions of Starlette tell the handler alone.
         on = [each for each in every if getattr(each, "endpoint", None) is scope.get("endpoint", every)]
     else:
         # FastAPI's have the prefixes of the routers that include them.
