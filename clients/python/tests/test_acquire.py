@@ -302,16 +302,18 @@ import gevent
 import redis
 from redis_rl import RateLimiter
 
-limiter, times = RateLimiter(redis.Redis(port=int(sys.argv[1]))), []
+client, times = redis.Redis(port=int(sys.argv[1])), []
+limiter = RateLimiter(client)
 
 def waits():
     times.append(limiter.acquire("bucket", "k", "1/30ms").at)
 
 # However late they ask, no turn between them is free.
-for _ in range(20):
+for _ in range(40):
     limiter.bucket("k", "1/30ms", within=60)
 all = [gevent.spawn(waits) for _ in range(60)]
-gevent.sleep(0.2)
+while client.info("commandstats")["cmdstat_rl.bucket"]["calls"] < 100:
+    gevent.sleep(0.01)
 gevent.killall(all[20:43])
 gevent.joinall(all + [gevent.spawn(waits) for _ in range(10)])
 print(len(times), len(set(times)), max(times) - min(times), len(times) == 47 and times == sorted(times))
