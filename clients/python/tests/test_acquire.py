@@ -302,16 +302,18 @@ import gevent
 import redis
 from redis_rl import RateLimiter
 
-limiter, times = RateLimiter(redis.Redis(port=int(sys.argv[1]))), []
+client, times = redis.Redis(port=int(sys.argv[1])), []
+limiter = RateLimiter(client)
 
 def waits():
     times.append(limiter.acquire("bucket", "k", "1/30ms").at)
 
 # However late they ask, no turn between them is free.
-for _ in range(20):
+for _ in range(40):
     limiter.bucket("k", "1/30ms", within=60)
 all = [gevent.spawn(waits) for _ in range(60)]
-gevent.sleep(0.2)
+while sum(each["calls"] for name, each in client.info("commandstats").items() if "bucket" in name.lower()) < 100:
+    gevent.sleep(0.01)
 gevent.killall(all[20:43])
 gevent.joinall(all + [gevent.spawn(waits) for _ in range(10)])
 print(len(times), len(set(times)), max(times) - min(times), len(times) == 47 and times == sorted(times))
@@ -431,6 +433,32 @@ def test_what_is_on_its_way_to_a_thread_that_is_interrupted_goes_back_when_anoth
             for _ in range(2):
                 assert limiter.acquire(algorithm, "other", "5/1h")
             assert seen.peek("k", "5/1h").remaining == 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+def test_threads_that_are_interrupted_while_redis_is_silent_use_up_no_connection(
+    server: Server, raw: redis.Redis
+) -> None:
+    interrupted = 0
+
+    def interrupt(*_: Any) -> None:
+        if blocked(raw) > interrupted:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with forwarding(server.port) as network, redis.Redis(port=network.port, socket_timeout=PATIENCE) as client:
+            limiter = RateLimiter(client)
+            with paused(raw):
+                for interrupted in range(33):  # noqa: B007 - for the handler
+                    signal.setitimer(signal.ITIMER_REAL, 0.01)
+                    with pytest.raises(KeyboardInterrupt):
+                        limiter.acquire("log", "k", "1000/1h")
+                network.silence()
+            assert limiter.acquire("log", "k", "1000/1h")
     finally:
         signal.signal(signal.SIGALRM, before)
 

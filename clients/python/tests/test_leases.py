@@ -184,7 +184,7 @@ def take_until_asked(leases: Leases, raw: redis.Redis) -> None:
     main = threading.get_ident()
 
     def when_asked() -> None:
-        wait_for("the server to be asked", lambda: blocked(raw) == 1)
+        wait_for("the server to be asked", lambda: blocked(raw) >= 1)
         signal.pthread_kill(main, signal.SIGALRM)
 
     with ThreadPoolExecutor(1) as pool, contextlib.suppress(InterruptError):

@@ -165,6 +165,17 @@ def test_what_a_client_writes_in_the_path_of_a_mount_is_in_no_name(make: Make) -
         site.get("/acme/z/1")
 
 
+def test_a_parameter_of_a_mount_that_its_route_hides_is_in_no_name(make: Make) -> None:
+    inner, (app, limit, _) = FastAPI(), make()
+    inner.add_api_route("/z/{item}", lambda item: "hello", dependencies=[Depends(limit("9/h"))])
+    app.mount("/{item}", inner)
+    with (
+        pytest.raises(ValueError, match="item} stands in the path of a mount too: give the limit a name"),
+        TestClient(app),
+    ):
+        pass
+
+
 def test_two_texts_on_one_route_are_an_error_at_the_start(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     app, limit, _ = make()
     app.get("/b", dependencies=[Depends(limit("9/h")), Depends(limit("1/h"))])(lambda: "hello")
@@ -202,6 +213,18 @@ def test_a_text_on_two_routes_of_starlette_limits_each_by_itself(server: Server,
     app = Starlette(routes=list(map(routes[place], ("/a", "/b"))), middleware=[Middleware(guard.middleware)])
     with TestClient(app) as site:
         assert [site.get(path).status_code for path in ("/a", "/b", "/a", "/b")] == [200, 200, 429, 429]
+
+
+def test_where_starlette_tells_the_handler_alone_each_route_has_its_own_limit(server: Server) -> None:
+    """So older versions do."""
+    guard = guard_of(server)
+
+    async def first(request: Request) -> None: ...
+    async def second(request: Request) -> None: ...
+
+    app = Starlette(routes=[Route("/a", first), Route("/b", second)])
+    scopes: list[Scope] = [{"type": "http", "app": app, "endpoint": endpoint} for endpoint in (first, second, first)]
+    assert [guard._route(scope, guard.limit("1/h")) for scope in scopes] == ["GET /a", "GET /b", "GET /a"]
 
 
 def test_policies_of_a_route_may_be_several_or_depend_on_the_request(make: Make) -> None:

@@ -56,12 +56,9 @@ export class RateLimitStore {
     const { algorithm = "log", countRefused, lease = 0, ...common } = checked;
     this.#store = storeOf(client, common);
     this.prefix = this.#store.prefix;
-    this.#options = {
-      algorithm: checked.algorithm,
-      countRefused,
-      lease: whole("the units of a lease", lease),
-    };
-    this.#rules = new Rules(checkedAlgorithm(algorithm), [[MAX_LIMIT, "1m"]], LEASE_MS, 0);
+    whole("the units of a lease", lease);
+    this.#options = { algorithm: checked.algorithm, countRefused, lease };
+    this.#rules = new Rules(checkedAlgorithm(algorithm), [[MAX_LIMIT, "1m"]]);
   }
 
   init({ windowMs, limit, skipFailedRequests, skipSuccessfulRequests }: Configuration): void {

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_
 
 from ._guard.address import behind
 from ._guard.guard import AsyncGuard
-from ._guard.policies import Chosen, Cost, Limit, NameOf, Policies, check_texts, limits_of, route_name, with_limit
+from ._guard.policies import (
+    Chosen,
+    Cost,
+    Limit,
+    NameOf,
+    Policies,
+    check_named,
+    check_texts,
+    limits_of,
+    route_name,
+    with_limit,
+)
 from ._guard.visit import VISIT, Visit
 from .http import Answer, Decision, Policy
 
@@ -97,7 +108,7 @@ class Guard(AsyncGuard):
 
     @cached_property
     def _names(self) -> dict[tuple[int, str], tuple[Any, str]]:
-        """The routes whose names are known, by their identity and their mount."""
+        """The names of routes that are known, by the identity of what tells the route, and by the mount."""
         return {}
 
     @cached_property
@@ -168,11 +179,13 @@ class Guard(AsyncGuard):
     def _route(self, request: Scope, limit: Limit) -> str | None:
         """Returns the name of the route, which Starlette, FastAPI and Litestar put into the scope."""
         route = request.get("route_handler", request.get("route"))
+        # Older versions of Starlette tell the handler alone.
+        told = request.get("endpoint") if route is None else route
         mount = _mount(request)
-        _, name = self._names.get((id(route), mount), (None, None))
+        _, name = self._names.get((id(told), mount), (None, None))
         if not name and (name := _name(request, route, mount)):
             # Without a name it is not kept: a client may write any path of a mount there.
-            self._names[id(route), mount] = route, name
+            self._names[id(told), mount] = told, name
         return name
 
 
@@ -263,7 +276,6 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
         return route_name(getattr(route, "http_methods", ("GET",)), pattern or "/")
     every = _routes(scope.get("app"))
     if route is None:
-        # Older versions of Starlette tell the handler alone.
         on = [each for each in every if getattr(each, "endpoint", None) is scope.get("endpoint", every)]
     else:
         # FastAPI's have the prefixes of the routers that include them.
@@ -273,7 +285,7 @@ def _name(scope: Scope, route: Any, mount: str) -> str | None:
     [route] = on
     # What has routes of its own is a mount.
     path = "" if hasattr(_original(route), "routes") else route.path
-    if set(scope.get("path_params", ())) - set(re.findall(r"\{(\w+)", path)):
+    if set(scope.get("path_params", ())) - _parameters(path):
         # It stands in a mount with a parameter: the name would contain what a client has written there.
         return None
     methods = ("GET",) if scope["type"] == "websocket" else getattr(route, "methods", None) or ()
@@ -294,14 +306,23 @@ def _original(route: Any) -> Any:
     return getattr(route, "original_route", route)
 
 
-def _views(routes: Iterable[Any]) -> Iterator[Any]:
-    """Yields the handlers of all routes. Raises an error for one that two texts limit."""
+def _views(routes: Iterable[Any], mount: str = "") -> Iterator[Any]:
+    """Yields the handlers of all routes. Raises an error for one that two texts limit, or that a text cannot name."""
     for route in routes:
         view = getattr(_original(route), "endpoint", None)
         needed = [each.dependency for each in getattr(route, "dependencies", None) or ()]
-        check_texts([*limits_of(view), *(each for each in needed if isinstance(each, Limit))])
+        limits = [*limits_of(view), *(each for each in needed if isinstance(each, Limit))]
+        check_texts(limits)
+        path = getattr(route, "path", "")
+        if twice := _parameters(mount) & _parameters(path):
+            # Of a request only the parameter of the route is known then, not that its mount has one.
+            check_named(limits, f"{{{min(twice)}}} stands in the path of a mount too")
         yield view
-        yield from _views(_routes(_original(route)))
+        yield from _views(_routes(_original(route)), mount + path)
+
+
+def _parameters(path: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)", path))
 
 
 class _Middleware:

@@ -188,7 +188,7 @@ class _Commands(Generic[_Verdict, _Verdicts, _Info, _Bool, _Held]):
                     wait = verdict.retry_after
                     if verdict.allowed or wait is None or wait // MILLISECOND > until_ms - here.now_ms():
                         return verdict
-                    await me.pause(wait.total_seconds())
+                    await me.sleep(wait.total_seconds(), is_first=True)
                 except BaseException:
                     here.give_back(request)
                     raise

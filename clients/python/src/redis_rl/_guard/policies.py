@@ -131,6 +131,12 @@ def check_texts(limits: Iterable[Limit]) -> None:
         raise ValueError(f'two texts limit one route: give one a name, Policy("search", "{texts[0].text}")')
 
 
+def check_named(limits: Iterable[Limit], why: str) -> None:
+    """Raises an error if a text limits a route that has no name."""
+    for text in (limit.text for limit in limits if limit.text):
+        raise ValueError(f'{why}: give the limit a name, Policy("search", "{text}")')
+
+
 def limits_of(view: Any) -> list[Limit]:
     limits: list[Limit] = getattr(view, LIMITS, [])
     return limits

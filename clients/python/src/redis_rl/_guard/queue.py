@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
@@ -23,22 +22,17 @@ from .._lines.loop import spawn
 from .._serial import Kept, Sleeper, kept
 from .run import run
 
+# A thread that is not the first sleeps no longer than this.
+_LOOK_SECONDS = 1.0
 # The wait of each thread in which no other wait of the same thread is under way further out.
 _outermost: Kept = {}
 
 
 class Waiter:
-    """One who waits. ``replaced`` sleeps in place of real time: for tests."""
-
-    # Sleeps no longer than this before it looks whether the first was interrupted before it could leave.
-    look_seconds = inf
+    """One who waits. ``replaced`` sleeps in place of real time where the first does: for tests."""
 
     def __init__(self, replaced: Callable[[float], Any] | None) -> None:
         self._replaced = replaced
-
-    async def pause(self, seconds: float) -> None:
-        """Sleeps for exactly so long."""
-        raise NotImplementedError
 
     async def sleep(self, seconds: float, *, is_first: bool) -> None:
         """Sleeps until it is woken, or for so long."""
@@ -56,8 +50,6 @@ class Waiter:
 class ThreadWaiter(Waiter):
     """A thread, which is blocked while it sleeps."""
 
-    look_seconds = 1.0
-
     def __init__(self, replaced: Callable[[float], Any] | None) -> None:
         super().__init__(replaced)
         self._sleeper = Sleeper()
@@ -65,14 +57,12 @@ class ThreadWaiter(Waiter):
         # then, since that could be for itself.
         self.is_inner = kept(_outermost, threading.get_ident(), self) is not self
 
-    async def pause(self, seconds: float) -> None:
-        (self._replaced or time.sleep)(seconds)
-
     async def sleep(self, seconds: float, *, is_first: bool) -> None:
         if is_first and self._replaced:
             self._replaced(seconds)
         else:
-            self._sleeper.sleep(min(seconds, self.look_seconds))
+            # The first may have been interrupted before it could leave, so the others look.
+            self._sleeper.sleep(min(seconds, threading.TIMEOUT_MAX if is_first else _LOOK_SECONDS))
 
     def wake(self) -> bool:
         self._sleeper.wake()
@@ -87,9 +77,6 @@ class TaskWaiter(Waiter):
 
     is_inner = False
     _woken: asyncio.Future[None] | None = None
-
-    async def pause(self, seconds: float) -> None:
-        await (self._replaced or asyncio.sleep)(seconds)
 
     async def sleep(self, seconds: float, *, is_first: bool) -> None:
         loop = asyncio.get_running_loop()

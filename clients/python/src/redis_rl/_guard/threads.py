@@ -330,7 +330,7 @@ class InProcess(Asker):
             replies = [self._outages.error_of(node) for node in nodes]
         to_send = [index for index, reply in enumerate(replies) if reply is None]
         if to_send:
-            late = partial(self._late, call, [commands[index] for index in to_send])
+            late = partial(self._late, call, commands, to_send)
             told = self.lines.exchange([words[index] for index in to_send], timeout, late=late)
             for index, reply in zip(to_send, told, strict=True):
                 replies[index] = reply
@@ -338,9 +338,9 @@ class InProcess(Asker):
                     self._outages.failed(reply, nodes[index], commands[index].shares[0])
         return replies
 
-    def _late(self, call: _Call, commands: Sequence[Command], index: int, reply: Any) -> None:
+    def _late(self, call: _Call, commands: Sequence[Command], sent: Sequence[int], index: int, reply: Any) -> None:
         """A reply has come to a thread that was interrupted. What it was granted goes back."""
-        if (command := commands[index]).awaits_reply:
+        if (command := commands[sent[index]]).awaits_reply:
             self._reply(call, self.now_ms_after(), command, command.read(reply))
 
     def _forget(self) -> None:

@@ -247,13 +247,14 @@ class _Connections:
         # frame of an interrupted thread is no longer there.
         self._all: WeakSet[Any] = WeakSet()
         self._idle: deque[Any] = deque()
-        # Those on which replies to interrupted threads are due, with the replies that have come.
+        # Those on which replies to interrupted threads are due, with the replies that have come. They count no more.
         self._overdue: deque[tuple[Any, list[Any], Sequence[int], Late]] = deque()
         self._waiting = _Waiting(library.errors.TimeoutError)
 
     def send(self, commands: Sequence[Words], patience: _Patience) -> Any:
         """Sends commands, and returns the connection on which the replies are due, or an error."""
-        self._read_overdue()
+        with suppress(IndexError):
+            self._read_overdue()
         try:
             connection = self._ready(patience)
         except self._failures as error:
@@ -295,7 +296,10 @@ class _Connections:
             self._failed(error, connection)
             return replies + [error] * (number - len(replies))
         except BaseException:
+            self._all.discard(connection)
             self._overdue.append((connection, replies, indices, late))
+            if len(self._overdue) > _CONNECTIONS:
+                self._drop(self._overdue.popleft()[0])
             self._waiting.wake()
             raise
         state = state_of(replies[-1])
@@ -308,17 +312,17 @@ class _Connections:
     def _read_overdue(self) -> None:
         """Reads the replies to threads that were interrupted, which then give back what they were granted."""
         for _ in range(len(self._overdue)):
+            connection, replies, indices, late = overdue = self._overdue.popleft()
             # A part of a reply may have been read: an error says nothing then, and the connection is not used again.
             with suppress(Exception):
-                connection, replies, indices, late = overdue = self._overdue.popleft()
                 while len(replies) < len(indices) and connection.can_read(0):
                     replies.append(connection.read_response(disconnect_on_error=False))
                 if len(replies) < len(indices):
                     self._overdue.append(overdue)
                     continue
-                self._drop(connection)
                 for index, reply in zip(indices, replies, strict=True):
                     late(index, reply)
+            self._drop(connection)
 
     def _ready(self, patience: _Patience) -> Any:
         """Returns a connection that is up and on which no reply is due."""
@@ -402,3 +406,6 @@ class _Connections:
         with suppress(IndexError):
             while True:
                 self._drop(self._idle.pop())
+        with suppress(IndexError):
+            while True:
+                self._drop(self._overdue.pop()[0])
