@@ -20,7 +20,7 @@ import redis
 import redis.asyncio
 
 from redis_rl import AsyncRateLimiter, RateLimiter, Verdict
-from redis_rl._guard.queue import queue_of
+from redis_rl._guard.queue import ThreadWaiter, queue_of
 from redis_rl.testing import Clock
 
 from .forwarder import forwarding
@@ -293,6 +293,60 @@ async def test_those_behind_who_leaves_move_up_and_of_sixty_with_23_gone_and_ten
     times = sorted(verdict.at or 0 for verdict in told if isinstance(verdict, Verdict))
     # As of each time one, without a gap.
     assert (len(times), len(set(times)), times[-1] - times[0]) == (47, 47, 46 * 30)
+
+
+@pytest.mark.parametrize("where", ["tasks", "threads"])
+async def test_each_waits_for_its_own_timeout(server: Server, raw: redis.Redis, where: str) -> None:
+    timeouts = [60, 0.001] * 5
+    async with redis.asyncio.Redis(port=server.port) as client:
+        limiter = AsyncRateLimiter(client) if where == "tasks" else RateLimiter(raw)
+        raw.execute_command("RL.BUCKET", "k", 1, "20ms", "COST", 3, "FORCE")
+        ask: Any = partial(limiter.acquire, "bucket", "k", "1/20ms")
+        if where == "threads":
+            ask = partial(asyncio.to_thread, ask)
+        told = await asyncio.gather(*(ask(timeout=timeout) for timeout in timeouts))
+    assert [verdict.allowed for verdict in told] == [True, False] * 5
+
+
+def test_who_is_interrupted_before_it_asks_keeps_no_turn_of_those_behind(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = RateLimiter(raw)
+    assert limiter.acquire("bucket", "k", "1/1s")
+
+    def interrupt(_: ThreadWaiter, work: Any) -> None:
+        work.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadWaiter, "begin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        limiter.acquire("bucket", "k", "1/1s")
+    line = queue_of(limiter._asker.here().queues, None, "k", ((1, "1s"),), 1, make=lambda: None)
+    assert line._turns._asking == 0
+
+
+CLOSED = """
+import asyncio, sys
+import redis.asyncio
+from redis_rl import AsyncRateLimiter
+
+async def wait():
+    limiter = AsyncRateLimiter(redis.asyncio.Redis(port=int(sys.argv[1])))
+    await limiter.acquire("bucket", "k", "1/10s")
+    tasks = [asyncio.ensure_future(limiter.acquire("bucket", "k", "1/10s")) for _ in range(3)]
+    while (await limiter.peek("k", "1/10s")).reset_after.total_seconds() < 35:
+        await asyncio.sleep(0.001)
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(wait())
+loop.close()
+"""
+
+
+def test_a_loop_that_is_closed_without_those_who_wait_raises_nothing_when_they_are_collected(server: Server) -> None:
+    told = subprocess.run([sys.executable, "-c", CLOSED, str(server.port)], stderr=subprocess.PIPE, text=True)
+    # Python itself says that tasks were pending.
+    assert (told.returncode, "was destroyed" in told.stderr, "Traceback" in told.stderr) == (0, True, False)
 
 
 GREENLETS = """

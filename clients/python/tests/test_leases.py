@@ -204,6 +204,20 @@ def test_a_take_that_is_interrupted_costs_its_unit_at_most(limiter: RateLimiter,
 
 
 @pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("units", [0, 10])
+def test_what_a_take_that_is_interrupted_is_granted_goes_back_when_another_asks(
+    limiter: RateLimiter, raw: redis.Redis, units: int
+) -> None:
+    leases = leases_of(limiter, units=units)
+    # With leases the second asks for one more, which serves the third. The fourth asks for three more.
+    assert allowed(leases.take("k") for _ in range(3)) == 3
+    with paused(raw):
+        take_until_asked(leases, raw)
+    wait_for("the units to go back", lambda: leases.take("another").allowed and counted(raw) == 3)
+    leases.close()
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_a_take_that_is_interrupted_leaves_the_others_to_ask(limiter: RateLimiter, raw: redis.Redis) -> None:
     leases = leases_of(limiter)
     with ThreadPoolExecutor(4) as pool:

@@ -22,11 +22,13 @@ from .queue import Waiter
 
 
 class _One:
-    """Somebody who waits for a turn until ``end_ms`` at most."""
+    """Somebody who waits for a turn until ``end_ms`` at most, and asks within the time of its own ``share``."""
 
-    def __init__(self, waiter: Waiter, end_ms: float) -> None:
-        self.waiter, self.end_ms = waiter, end_ms
-        self.is_known = self.asks = self.has_left = False
+    def __init__(self, waiter: Waiter, share: Share, end_ms: float) -> None:
+        self.waiter, self.share, self.end_ms = waiter, share, end_ms
+        # Whether it is to ask, and whether a reply to it is due.
+        self.asks = self.is_asking = False
+        self.is_known = self.has_left = False
         self.outcome: Verdict | Exception | None = None
 
     def serve(self, outcome: Verdict | Exception) -> None:
@@ -51,7 +53,7 @@ class BucketLine:
     async def acquire(self, here: Any, waiter: Waiter, share: Share, timeout_ms: float) -> Verdict:
         """Returns the verdict when the units may be used, or the refusal."""
         self._here, self._share = here, share
-        me = _One(waiter, here.now_ms() + timeout_ms)
+        me = _One(waiter, share, here.now_ms() + timeout_ms)
         try:
             self._tell(self._looks, me)
             while me.outcome is None:
@@ -74,11 +76,11 @@ class BucketLine:
         """Asks for a turn. If it has left meanwhile, the turn is that of whoever stands behind."""
         outcome: Any
         try:
-            [outcome] = await self._here.decide([Request([self._share])])
+            [outcome] = await self._here.decide([Request([me.share])])
         except Exception as error:
             outcome = error
         except BaseException:
-            self._tell(self._turns.refused)
+            self._tell(self._gives_up, me)
             raise
         self._tell(self._told, me, outcome)
 
@@ -102,15 +104,21 @@ class BucketLine:
         if me.is_known:
             return self._turns.tick(now_ms)
         says = self._turns.asks(now_ms, me, me.end_ms)
-        me.is_known, me.asks = True, says.asks
+        me.is_known, me.asks, me.is_asking = True, says.asks, says.asks
         me.waiter.wake()
         return says
 
+    def _gives_up(self, now_ms: float, me: _One) -> Says:
+        """Nobody tells the reply to it any more."""
+        me.is_asking, was_asking = False, me.is_asking
+        return self._turns.refused(now_ms) if was_asking else self._turns.tick(now_ms)
+
     def _told(self, now_ms: float, me: _One, outcome: Any) -> Says:
+        me.is_asking = False
         if isinstance(outcome, Exception):
-            me.serve(wire.explained(outcome, [self._share.rules.command, self._share.key]))
+            me.serve(wire.explained(outcome, [me.share.rules.command, me.share.key]))
             return self._turns.refused(now_ms)
-        verdict = verdict_of(outcome, self._share.cost)
+        verdict = verdict_of(outcome, me.share.cost)
         if verdict.limited:
             me.serve(verdict)
             return self._turns.refused(now_ms)
@@ -123,6 +131,9 @@ class BucketLine:
 
     def _leaves(self, now_ms: float, me: _One) -> Says:
         me.has_left = True
+        if me.waiter.is_thread and me.is_asking:
+            # It was interrupted before it could tell. What a task has asked goes on without it.
+            return self._gives_up(now_ms, me)
         if isinstance(me.outcome, Verdict) and me.outcome.taken:
             # It has just had its turn, and does not use it.
             asks = self._turns.asks(now_ms, me, -inf)

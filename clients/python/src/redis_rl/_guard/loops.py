@@ -73,6 +73,9 @@ class InLoop(Asker):
         return [await reply for reply in replies]
 
     def send(self, commands: Sequence[tuple[Key, Any, Callable[[Any], object]]]) -> None:
+        if self._loop.is_closed():
+            # Those who waited in a loop that was closed without them are collected later.
+            return
         for key, words, told in commands:
             self.lines.send(key, words, told)
         if not self._writing or self._writing.done():
@@ -90,7 +93,8 @@ class InLoop(Asker):
         """Gives back what the request took, and what is still on its way to it."""
         if self._is_telling or self._is_elsewhere():
             # A finalizer may come while the keys are told something.
-            self._loop.call_soon_threadsafe(self.give_back, request)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.give_back, request)
             return
         self._tell(self.keys.give_back, self.now_ms(), request)
 

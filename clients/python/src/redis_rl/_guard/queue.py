@@ -31,6 +31,8 @@ _outermost: Kept = {}
 class Waiter:
     """One who waits. ``replaced`` sleeps in place of real time where the first does: for tests."""
 
+    is_thread = False
+
     def __init__(self, replaced: Callable[[float], Any] | None) -> None:
         self._replaced = replaced
 
@@ -49,6 +51,8 @@ class Waiter:
 
 class ThreadWaiter(Waiter):
     """A thread, which is blocked while it sleeps."""
+
+    is_thread = True
 
     def __init__(self, replaced: Callable[[float], Any] | None) -> None:
         super().__init__(replaced)
@@ -98,7 +102,8 @@ class TaskWaiter(Waiter):
     def wake(self) -> bool:
         if self._woken is None or self._woken.done():
             return False
-        self._woken.set_result(None)
+        with suppress(RuntimeError):  # the loop is closed
+            self._woken.set_result(None)
         return True
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:

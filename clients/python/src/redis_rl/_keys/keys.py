@@ -134,6 +134,20 @@ class Keys:
                 self._serve_waiting(now_ms, key, refusal, step)
         return step
 
+    def late(self, command: Command, reply: Verdicts | Exception) -> Step:
+        """Gives back what a command was granted after all, of which an error was told before."""
+        step = Step([], [])
+        if isinstance(reply, Verdicts) and not command.settles:
+            taken = [0 if reply.limited else share.cost for share in command.shares]
+            if command.size:
+                taken = [reply.rows[0].taken or 0]
+            back = [
+                share._replace(cost=-units) for share, units in zip(command.shares, taken, strict=True) if units > 0
+            ]
+            if back:
+                self._send_back(back, reply.at, step)
+        return step
+
     def _fail(self, now_ms: int, command: Command, request: Request, error: Exception, step: Step) -> None:
         failed = [(request, index) for index in command.indices]
         if command.key:
