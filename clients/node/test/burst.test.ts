@@ -169,8 +169,8 @@ describe("bursts", () => {
         const before = await connections();
         await burst(client, [20, 10_000], all.slice(0, 1));
         // One for each command would be more than a pool has, and the others would wait for it in vain.
-        // One that was opened and closed meanwhile is counted until the server has seen its end.
-        await waitFor("it to share a connection", async () => (await connections()) <= before + 2);
+        // A few are the client's own and the Sentinel's, or are counted until the server has seen their end.
+        await waitFor("it to share a connection", async () => (await connections()) <= before + 8);
       });
     }
   }
