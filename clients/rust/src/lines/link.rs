@@ -16,7 +16,7 @@ use redis::{
     make_extension_error,
 };
 use tokio::runtime::{self, Builder, Handle};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
@@ -54,8 +54,8 @@ struct Life<T> {
     timeout: Duration,
     stage: watch::Sender<Stage<T>>,
     line: watch::Sender<Line>,
-    /// Has those who wait for the connection go on in the order in which they came.
-    order: Semaphore,
+    /// Wakes those who wait for the connection in the order in which they came, as `stage` does not.
+    begun: Notify,
 }
 
 /// `None` while the connection is being made, then the connection, and at last the error with which it ended.
@@ -81,7 +81,7 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         }
         let (stage, line) = (watch::Sender::new(None), watch::Sender::new(Line::new()));
         let keeper = (stage.subscribe(), line.subscribe());
-        let new = Arc::new(Life { timeout: self.timeout, stage, line, order: Semaphore::new(1) });
+        let new = Arc::new(Life { timeout: self.timeout, stage, line, begun: Notify::new() });
         let runtime = current.filter(|_| has_drivers()).unwrap_or_else(|| own.clone());
         runtime.spawn(keep(Keeper(Arc::downgrade(&new)), (self.make)(), keeper));
         lives.push((id, new.clone()));
@@ -119,15 +119,11 @@ impl<T: Clone + Send + Sync + 'static> Link<T> {
         F: Future<Output = RedisResult<R>>,
     {
         let life = self.life();
-        let (mut making, mut stage) = (life.stage.subscribe(), life.stage.subscribe());
+        let mut stage = life.stage.subscribe();
         let was_up = matches!(*life.stage.borrow(), Some(Ok(_)));
-        let mut sent = pin!(async {
-            let first = life.order.acquire().await;
-            let made = making.wait_for(Option::is_some).await.map(|made| made.clone());
-            drop(first);
-            if let Ok(Some(Ok(made))) = made { send(made).await } else { pending().await }
-        });
         life.happens(Line::sent);
+        let made = life.made().await;
+        let mut sent = pin!(async { if let Ok(made) = made { send(made).await } else { pending().await } });
         // redis-rs hands a command to the task of its connection: it fails at once if that has ended, and else waits.
         let at_once = poll_fn(|context| Poll::Ready(sent.as_mut().poll(context))).await;
         if was_up
@@ -170,6 +166,20 @@ async fn over<T>(stage: &mut watch::Receiver<Stage<T>>) -> RedisError {
     }
 }
 
+impl<T: Clone> Life<T> {
+    /// The connection when it is made, or the error with which it ended.
+    async fn made(&self) -> RedisResult<T> {
+        loop {
+            let begun = self.begun.notified();
+            let stage = self.stage.borrow().clone();
+            if let Some(made) = stage {
+                return made;
+            }
+            begun.await;
+        }
+    }
+}
+
 impl<T> Life<T> {
     /// Begins a stage, unless the connection is over. When it ends, all that is due fails with the error.
     fn begin(&self, next: RedisResult<T>) {
@@ -180,6 +190,7 @@ impl<T> Life<T> {
             }
             goes_on
         });
+        self.begun.notify_waiters();
     }
 
     /// Tells the line of an event. Wakes the task of its ticks if they count from now on.
