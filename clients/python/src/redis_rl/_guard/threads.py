@@ -341,12 +341,11 @@ class InProcess(Asker):
     def _late(self, call: _Call, commands: Sequence[Command], sent: Sequence[int], index: int, reply: Any) -> None:
         """A reply has come to a thread that was interrupted. What it was granted goes back."""
         command = commands[sent[index]]
-        told = command.read(reply)
         if command.is_over:
             # Those who waited for it were told an error.
-            self._serial.bring(self._step_or_forget, self.keys.late, command, told)
+            self._serial.bring(self._step_or_forget, self.keys.late, command, command.read(reply))
         elif command.awaits_reply:
-            self._reply(call, self.now_ms_after(), command, told)
+            self._reply(call, self.now_ms_after(), command, command.read(reply))
 
     def _forget(self) -> None:
         """Drops all keys after an interruption halfway. Leases go back, and threads that wait are told an error."""

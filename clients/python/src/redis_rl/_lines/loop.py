@@ -262,9 +262,8 @@ class _Connection:
 
     def put(self, words: Words, done: Done, is_wanted: Wanted, is_probe: bool = False) -> None:
         self._queue.append((words, self._in_time(done) if is_probe else done, is_wanted))
-        if self._waking:
-            with suppress(RuntimeError):  # the loop is closed
-                self._waking.set_result(None)
+        if self._waking and not self._lines.loop.is_closed():
+            self._waking.set_result(None)
             self._waking = None
 
     async def write_now(self) -> None:
